@@ -1,0 +1,289 @@
+"""The four extension points, and the values that pass between them.
+
+A *target* scores draft trees, a *drafter* proposes them, a *policy* decides their shape, a *verifier*
+keeps what the target agrees with. Models are shared and hold no request; what belongs to one request
+lives in the state object that `start` returns, and the session owns it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+from foredraft.config import MAX_TREE_NODES
+from foredraft.sampling.law import DraftLaw, TargetLaws
+from foredraft.sampling.randomness import Randomness
+from foredraft.tree import DraftTree, Proposal
+
+# --- target -----------------------------------------------------------------------------------------
+
+
+class ModelState(Protocol):
+    """A model's memory of one sequence: a transactional KV cache, or nothing at all.
+
+    *Committed* tokens are part of the text; *pending* ones were scored since the last `commit` and are
+    kept or dropped by the next one.
+    """
+
+    @property
+    def length(self) -> int:
+        """Committed tokens."""
+        ...
+
+    def prefill(self, token_ids: Sequence[int]) -> None:
+        """Commit tokens without reading logits. Nothing may be pending."""
+        ...
+
+    def score(self, token_ids: Sequence[int], parents: Sequence[int]) -> Tensor:
+        """Score N more pending nodes in one pass.
+
+        Args:
+            token_ids: [N] tokens.
+            parents: [N] for each, the index of its parent among *all* pending nodes (those of earlier
+                `score` calls since the last `commit` come first), or -1 for the committed text.
+
+        Returns:
+            Logits [N, V], before any processor; row i is the law of what follows node i.
+
+        Raises:
+            CacheError: the model did not write its cache as asked.
+        """
+        ...
+
+    def commit(self, path: Sequence[int]) -> None:
+        """Keep these pending nodes (increasing indices, one root-to-node path); drop all others.
+
+        Afterwards `length` has grown by `len(path)` exactly and nothing is pending. An empty path
+        is a rollback.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give the memory back. The state must not be used afterwards."""
+        ...
+
+
+@runtime_checkable
+class Target(Protocol):
+    """The big model."""
+
+    @property
+    def vocab_size(self) -> int:
+        """V: token ids that can be emitted, padding rows left out."""
+        ...
+
+    @property
+    def context_length(self) -> int | None:
+        """Most tokens in a sequence; None when there is no limit."""
+        ...
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """The model's own end tokens."""
+        ...
+
+    @property
+    def scores_trees(self) -> bool:
+        """Whether a node sees its ancestors alone. If not, drafts are kept to chains."""
+        ...
+
+    def start(self, capacity: int) -> ModelState:
+        """Memory for one sequence, prepared for `capacity` tokens (it may grow past that)."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait for the device, so that a clock read next measures finished work."""
+        ...
+
+
+# --- policy -----------------------------------------------------------------------------------------
+
+
+class PolicyKind(enum.Enum):
+    """What a policy does with tokens that were drawn; see design, section 4.3."""
+
+    GROWS = "grows"
+    """Decides whether to draw more. It may look at drawn tokens, and they stay."""
+    SELECTS = "selects"
+    """Drops or reranks drawn tokens. Only exact verification stays lossless."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftLimits:
+    """Room for this round's draft, whatever the policy asks for."""
+
+    max_depth: int
+    """Levels at most: what the answer and the context have room for."""
+    max_nodes: int = MAX_TREE_NODES - 1
+    """Draft tokens at most."""
+    chains_only: bool = False
+    """At most one child a node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frontier:
+    """The nodes whose children are decided next: all at one depth, in tree order."""
+
+    depth: int
+    nodes: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    log_probs: Callable[[], Tensor | None]
+    """The drafter's log-law after each node, [F, V]; None from drafters without one. Calling it costs the
+    draft pass of this level; a policy that answers without calling it can save that pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundOutcome:
+    """What became of a draft, for a policy to learn from."""
+
+    tree: DraftTree
+    num_accepted: int
+    draft_s: float
+    target_s: float
+
+
+class PolicyState(Protocol):
+    """A policy's view of one request."""
+
+    def plan(self, limits: DraftLimits) -> DraftLimits:
+        """Called once before each draft: tighten the limits, or return them as they are."""
+        ...
+
+    def grow(self, frontier: Frontier) -> Sequence[int]:
+        """How many children each frontier node gets, [F], before any of them is drawn. All 0 ends the draft."""
+        ...
+
+    def observe(self, outcome: RoundOutcome) -> None:
+        """Called once after each round that no stop cut short."""
+        ...
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """Decides the shape of the draft."""
+
+    @property
+    def kind(self) -> PolicyKind:
+        """Whether it only grows drafts or also selects among drawn tokens."""
+        ...
+
+    @property
+    def branches(self) -> bool:
+        """Whether it may ask for more than one child a node."""
+        ...
+
+    @property
+    def max_nodes(self) -> int:
+        """Draft tokens at most in one draft."""
+        ...
+
+    def start(self) -> PolicyState:
+        """State for one request."""
+        ...
+
+
+# --- drafter ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DraftContext:
+    """What a drafter sees of a session at the start of a round."""
+
+    token_ids: Sequence[int]
+    """Prompt and answer so far; the last one is the root. Read only."""
+    limits: DraftLimits
+    law: DraftLaw
+    """The request's sampling options as they apply to drafts."""
+    random: Randomness
+
+
+class DrafterState(Protocol):
+    """A drafter's memory of one request."""
+
+    def draft(self, context: DraftContext, policy: PolicyState) -> DraftTree:
+        """Propose a tree whose root is `context.token_ids[-1]`, within `context.limits`."""
+        ...
+
+    def commit(self, path: Sequence[int]) -> None:
+        """The nodes of the last tree that became text, root first. Everything else is forgotten."""
+        ...
+
+    def close(self) -> None:
+        """Give the memory back."""
+        ...
+
+
+@runtime_checkable
+class Drafter(Protocol):
+    """Whatever proposes."""
+
+    @property
+    def proposals(self) -> frozenset[Proposal]:
+        """Every kind of proposal its trees may hold."""
+        ...
+
+    @property
+    def default_policy(self) -> Policy:
+        """The policy to use when the user names none."""
+        ...
+
+    def start(self, capacity: int) -> DrafterState:
+        """Memory for one request of at most `capacity` tokens."""
+        ...
+
+
+# --- verifier ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The outcome of verification.
+
+    Attributes:
+        path: [A + 1] accepted nodes, root first.
+        token_ids: [A + 1] the A accepted draft tokens, then one recovered or bonus token.
+    """
+
+    path: tuple[int, ...]
+    token_ids: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        assert len(self.path) == len(self.token_ids) >= 1 and self.path[0] == 0
+
+    @property
+    def num_accepted(self) -> int:
+        """A: draft tokens that were accepted."""
+        return len(self.token_ids) - 1
+
+
+@runtime_checkable
+class Verifier(Protocol):
+    """An acceptance algorithm."""
+
+    @property
+    def proposals(self) -> frozenset[Proposal]:
+        """The kinds of proposals for which it keeps the target's law."""
+        ...
+
+    @property
+    def policies(self) -> frozenset[PolicyKind]:
+        """The kinds of policies for which it keeps the target's law."""
+        ...
+
+    @property
+    def chains_only(self) -> bool:
+        """Whether it verifies chains alone."""
+        ...
+
+    @property
+    def reads_rejected(self) -> bool:
+        """Whether it reads laws behind tokens that may be rejected; user processors are refused then."""
+        ...
+
+    def verify(self, tree: DraftTree, laws: TargetLaws, random: Randomness) -> Verdict:
+        """Choose a path of the tree and one token more."""
+        ...

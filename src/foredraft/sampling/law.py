@@ -1,0 +1,207 @@
+"""Laws: what the request's options make of a model's logits, with each node's own path as context."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foredraft.config import GenerationOptions
+from foredraft.errors import ConfigError, NumericsError
+from foredraft.sampling.processors import (
+    Encode,
+    banned_ids,
+    resolve_bad_words,
+    sampling_warpers,
+    shaping_processors,
+)
+from foredraft.sampling.randomness import Randomness
+from foredraft.tree import DraftTree
+
+
+class RequestLaw:
+    """The sampling side of one request: builds its processors and applies them to single rows.
+
+    Args:
+        options: the request.
+        prompt_length: tokens of the prompt.
+        eos_token_ids: the end tokens in force (empty when they are ignored).
+        vocab_size: V of the target.
+        encode: spells a word in tokens; needed only for bad words given as text.
+
+    Raises:
+        ConfigError: a token id outside the vocabulary, or a word without a tokenizer.
+    """
+
+    def __init__(
+        self,
+        options: GenerationOptions,
+        *,
+        prompt_length: int,
+        eos_token_ids: Sequence[int],
+        vocab_size: int,
+        encode: Encode | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.options = options
+        self.greedy = options.temperature == 0
+        self.vocab_size = vocab_size
+        self._device = device
+        bad_words = resolve_bad_words(options, encode)
+        self._check_ids(options, bad_words)
+        end = tuple(t for t in eos_token_ids if t < vocab_size)  # an end token the head cannot emit needs no ban
+        self._processors = shaping_processors(
+            options, prompt_length=prompt_length, eos_token_ids=end, bad_words=bad_words, device=device
+        )
+        self._warpers = sampling_warpers(options)
+        self.draft = DraftLaw(options, prompt_length, tuple(eos_token_ids), bad_words)
+
+    def _check_ids(self, options: GenerationOptions, bad_words: Sequence[Sequence[int]]) -> None:
+        named = {
+            "logit_bias": options.logit_bias,
+            "suppress_tokens": options.suppress_tokens,
+            "bad_words": [t for word in bad_words for t in word],
+        }
+        for name, ids in named.items():
+            for token in ids:
+                if not 0 <= token < self.vocab_size:
+                    raise ConfigError(
+                        f"{name} names token {token}; this model's ids go from 0 to {self.vocab_size - 1}"
+                    )
+
+    @property
+    def is_argmax(self) -> bool:
+        """Whether the choice is the argmax of the raw logits, with nothing to apply."""
+        return self.greedy and not self._processors
+
+    def scores(self, row: Tensor, token_ids: Sequence[int]) -> Tensor:
+        """Processed scores of the token after `token_ids`.
+
+        Args:
+            row: logits [V], any float dtype.
+            token_ids: [T] prompt, answer and the path to the node, in order.
+
+        Returns:
+            float32 [V] (float64 stays); forbidden tokens are -inf; softmax gives the law.
+        """
+        scores = row if row.dtype == torch.float64 else row.float()
+        if not self._processors and not self._warpers:
+            return scores
+        context = torch.tensor(token_ids, dtype=torch.int64, device=row.device)[None]
+        scores = scores[None].clone()  # user processors may write in place; the row belongs to the model's output
+        for processor in (*self._processors, *self._warpers):
+            scores = processor(context, scores)
+        return scores[0]
+
+    def laws(self, tree: DraftTree, logits: Tensor, token_ids: Sequence[int], random: Randomness) -> TargetLaws:
+        """The target's laws over one scored tree; `token_ids` end with its root."""
+        return TargetLaws(self, tree, logits, token_ids, random)
+
+
+class TargetLaws:
+    """The target's law after each node of one tree, processed when it is read and only then.
+
+    Processors thus see the paths a verifier visits and nothing else.
+    """
+
+    def __init__(
+        self, request: RequestLaw, tree: DraftTree, logits: Tensor, token_ids: Sequence[int], random: Randomness
+    ) -> None:
+        self._request, self._tree, self._logits = request, tree, logits
+        self._token_ids, self._random = token_ids, random
+        self._scores: dict[int, Tensor] = {}
+        self._argmax: list[int] | None = None
+
+    def scores(self, node: int) -> Tensor:
+        """Processed scores [V] of what follows `node`, each row processed once.
+
+        Raises:
+            NumericsError: the row has a NaN, +inf, or no finite value.
+        """
+        if node not in self._scores:
+            path = (*self._token_ids, *self._tree.path_tokens(node))
+            scores = self._request.scores(self._logits[node], path)
+            _check_row(float(scores.max()), position=len(path))
+            self._scores[node] = scores
+        return self._scores[node]
+
+    def choose(self, node: int) -> int:
+        """The coupled choice after `node`: argmax(log p + G), G = 0 when greedy (design, section 4.1)."""
+        if self._request.is_argmax:
+            return self._choose_argmax(node)
+        scores = self.scores(node)
+        if not self._request.greedy:
+            position = len(self._token_ids) + self._tree.depths[node]
+            scores = scores + self._random.gumbel(position, len(scores))
+        return int(scores.argmax())
+
+    def probs(self, node: int) -> Tensor:
+        """p after `node`, float64 [V], summing to 1; a point mass when greedy."""
+        scores = self.scores(node)
+        if self._request.greedy:
+            return torch.nn.functional.one_hot(scores.argmax(), len(scores)).double()
+        return scores.double().softmax(-1)
+
+    def _choose_argmax(self, node: int) -> int:
+        if self._argmax is None:  # all rows at once: one wait for the device instead of one a node
+            best = self._logits.max(-1)
+            self._argmax = best.indices.tolist()
+            self._max: list[float] = best.values.tolist()
+        _check_row(self._max[node], position=len(self._token_ids) + self._tree.depths[node])
+        return self._argmax[node]
+
+
+def _check_row(largest: float, position: int) -> None:
+    if not abs(largest) < float("inf"):  # NaN compares false, and max() passes NaN on
+        raise NumericsError(
+            f"the target's logits for the token at position {position} have {largest} as their largest value; "
+            "the weights or the dtype are at fault (try dtype=float32), or a logits processor forbids every token"
+        )
+
+
+class DraftLaw:
+    """How the request's options bear on drafts.
+
+    A draft law may be any law at all as long as it is the one reported, so only what is cheap and pure
+    applies: temperature, filters and bans. Penalties and the user's processors, which may keep state,
+    never see a draft token.
+    """
+
+    def __init__(
+        self,
+        options: GenerationOptions,
+        prompt_length: int,
+        eos_token_ids: tuple[int, ...],
+        bad_words: Sequence[Sequence[int]],
+    ) -> None:
+        self.temperature = options.temperature
+        self.eos_token_ids = frozenset(eos_token_ids)
+        self._warpers: list[Any] = sampling_warpers(options)
+        self._banned = banned_ids(options, bad_words)
+        self._phrases = tuple(tuple(w) for w in bad_words if len(w) > 1)
+        self._first_end = prompt_length + options.min_new_tokens
+
+    def banned_after(self, token_ids: Sequence[int]) -> frozenset[int]:
+        """Tokens that the request forbids right after these: suppressed, bad words' ends, too early end tokens."""
+        banned = self._banned
+        if len(token_ids) < self._first_end:
+            banned = banned | self.eos_token_ids
+        ends = (w[-1] for w in self._phrases if tuple(token_ids[-len(w) + 1 :]) == w[:-1])
+        return banned.union(ends) if self._phrases else banned
+
+    def probs(self, logits: Tensor) -> Tensor:
+        """q after temperature and filters: float64 [F, V] from logits [F, V]; point masses when greedy."""
+        scores = logits.float()
+        if self.temperature == 0:
+            return torch.nn.functional.one_hot(scores.argmax(-1), scores.shape[-1]).double()
+        for warper in self._warpers:
+            scores = warper(None, scores)  # temperature and filters do not read the context
+        return scores.double().softmax(-1)
+
+    def coupled_scores(self, logits: Tensor, noise: Tensor | None) -> Tensor:
+        """log q + G up to a constant a row, [F, V]: what coupled proposals are ranked by. No noise when greedy."""
+        if self.temperature == 0 or noise is None:
+            return logits.float()
+        return logits.double() / self.temperature + noise

@@ -1,0 +1,175 @@
+"""The draft tree: what a drafter proposes and a target scores in one pass.
+
+Nodes are in level order, so every prefix of whole levels is closed under ancestors. Node 0, the
+root, is the session's last token: it is already part of the text, and its row is scored so that its
+children can be verified. Every other node is a draft token.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from torch import Tensor
+
+from foredraft.config import MAX_TREE_NODES
+from foredraft.errors import ConfigError
+
+NO_PARENT = -1
+
+
+class Proposal(enum.Enum):
+    """How a draft token was chosen; which acceptance rules are exact depends on it (design, section 4)."""
+
+    DETERMINISTIC = "deterministic"
+    """A function of the context alone: an n-gram match, a top-k set. Its draft law is a point mass."""
+    COUPLED = "coupled"
+    """Ranked by log q plus the very Gumbel noise that will choose the target's token."""
+    SAMPLED = "sampled"
+    """Drawn from q without replacement: after each draw its token is removed and q renormalised."""
+    RESAMPLED = "resampled"
+    """Drawn from q with replacement: siblings are independent and may repeat."""
+
+
+@dataclass(frozen=True)
+class DraftTree:
+    """A draft, frozen once grown.
+
+    Attributes:
+        token_ids: [N] token of each node; the root's is the session's last token.
+        parents: [N] index of each node's parent, always smaller than its own; -1 for the root.
+        proposals: [N] how each node was proposed; the root's entry is never read.
+        laws: node -> q, float64 [V]: the law its sampled children were drawn from, after
+            temperature and filters. Only nodes with sampled children have one.
+
+    Siblings stand in the order in which they were drawn.
+    """
+
+    token_ids: tuple[int, ...]
+    parents: tuple[int, ...]
+    proposals: tuple[Proposal, ...]
+    laws: Mapping[int, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        assert len(self.token_ids) == len(self.parents) == len(self.proposals) >= 1
+        assert self.parents[0] == NO_PARENT
+        assert all(a <= b for a, b in zip(self.parents, self.parents[1:], strict=False)), "not in level order"
+        assert all(0 <= parent < node for node, parent in enumerate(self.parents) if node)
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_drafted(self) -> int:
+        """Draft tokens: every node but the root."""
+        return len(self.token_ids) - 1
+
+    @cached_property
+    def depths(self) -> tuple[int, ...]:
+        """[N] edges from the root."""
+        depths = [0] * len(self)
+        for node in range(1, len(self)):
+            depths[node] = depths[self.parents[node]] + 1
+        return tuple(depths)
+
+    @property
+    def depth(self) -> int:
+        """Edges on the longest path."""
+        return self.depths[-1]
+
+    @cached_property
+    def children(self) -> tuple[tuple[int, ...], ...]:
+        """[N] each node's children, in the order in which they were drawn."""
+        children: list[list[int]] = [[] for _ in self.parents]
+        for node in range(1, len(self)):
+            children[self.parents[node]].append(node)
+        return tuple(map(tuple, children))
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether no node has more than one child."""
+        return self.depth == self.num_drafted
+
+    def path(self, node: int) -> tuple[int, ...]:
+        """Nodes from the root to `node`, both included."""
+        path = []
+        while node != NO_PARENT:
+            path.append(node)
+            node = self.parents[node]
+        return tuple(reversed(path))
+
+    def path_tokens(self, node: int) -> tuple[int, ...]:
+        """Draft tokens on the way from the root (left out) to `node`."""
+        return tuple(self.token_ids[i] for i in self.path(node)[1:])
+
+    @classmethod
+    def root_only(cls, token_id: int) -> DraftTree:
+        """The empty draft: plain decoding."""
+        return cls((token_id,), (NO_PARENT,), (Proposal.DETERMINISTIC,))
+
+
+class TreeBuilder:
+    """Grows a `DraftTree` level by level. Children are added parent by parent, in draw order."""
+
+    def __init__(self, root_token_id: int) -> None:
+        self.token_ids = [root_token_id]
+        self.parents = [NO_PARENT]
+        self._proposals = [Proposal.DETERMINISTIC]
+        self._laws: dict[int, Tensor] = {}
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    def add(self, parent: int, token_id: int, proposal: Proposal) -> int:
+        """Append a child of `parent`; returns its node index."""
+        self.token_ids.append(token_id)
+        self.parents.append(parent)
+        self._proposals.append(proposal)
+        return len(self.token_ids) - 1
+
+    def set_law(self, node: int, law: Tensor) -> None:
+        """Record q, float64 [V], that the sampled children of `node` are drawn from."""
+        self._laws[node] = law
+
+    def path_tokens(self, node: int) -> list[int]:
+        """Draft tokens on the way from the root (left out) to `node`."""
+        tokens: list[int] = []
+        while self.parents[node] != NO_PARENT:
+            tokens.append(self.token_ids[node])
+            node = self.parents[node]
+        return tokens[::-1]
+
+    def build(self) -> DraftTree:
+        """The frozen tree."""
+        return DraftTree(tuple(self.token_ids), tuple(self.parents), tuple(self._proposals), self._laws)
+
+
+def parse_k_config(text: str) -> tuple[int, ...]:
+    """Read a k-config such as `"4,2,2,1"`: every node at depth d - 1 gets k_d children (MCSD).
+
+    Raises:
+        ConfigError: not a comma list of positive whole numbers, or a tree of too many nodes.
+    """
+    try:
+        widths = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(f"tree {text!r} is not a list of widths per depth; write it like 4,2,2,1") from None
+    return check_k_config(widths)
+
+
+def check_k_config(widths: Sequence[int]) -> tuple[int, ...]:
+    """The k-config as a tuple, if it describes a tree that can be drafted; else a `ConfigError`."""
+    shown = ",".join(map(str, widths))
+    if not widths or any(k < 1 for k in widths):
+        raise ConfigError(f"tree {shown!r} has a depth without children; every width must be 1 or more")
+    nodes = level = 1
+    for k in widths:
+        level *= k
+        nodes += level
+        if nodes > MAX_TREE_NODES:
+            raise ConfigError(
+                f"tree {shown!r} needs more than {MAX_TREE_NODES} nodes; use smaller widths or fewer depths"
+            )
+    return tuple(widths)
