@@ -69,7 +69,14 @@ class GenerationOptions:
                 f"a whole number of {least} or more",
                 _is_int(getattr(self, name)) and getattr(self, name) >= least,
             )
-        for name in ("temperature", "min_p", "top_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
+        for name in (
+            "temperature",
+            "min_p",
+            "top_p",
+            "repetition_penalty",
+            "presence_penalty",
+            "frequency_penalty",
+        ):
             self._check(name, "a finite number", _is_finite(getattr(self, name)))
         self._check("temperature", "0 (greedy) or more", self.temperature >= 0)
         self._check("top_p", "above 0 and at most 1", 0 < self.top_p <= 1)
@@ -107,7 +114,9 @@ class GenerationOptions:
         for name in changes:
             if name not in known:
                 close = difflib.get_close_matches(name, known, n=1)
-                hint = f"did you mean {close[0]!r}?" if close else f"known options: {', '.join(known)}"
+                hint = (
+                    f"did you mean {close[0]!r}?" if close else f"known options: {', '.join(known)}"
+                )
                 raise ConfigError(f"unknown generation option {name!r}; {hint}")
         return dataclasses.replace(self, **changes)
 

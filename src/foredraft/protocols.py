@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from foredraft.config import MAX_TREE_NODES
@@ -87,6 +88,11 @@ class Target(Protocol):
         ...
 
     @property
+    def device(self) -> torch.device:
+        """Where its logits are."""
+        ...
+
+    @property
     def scores_trees(self) -> bool:
         """Whether a node sees its ancestors alone. If not, drafts are kept to chains."""
         ...
@@ -154,7 +160,7 @@ class PolicyState(Protocol):
         ...
 
     def grow(self, frontier: Frontier) -> Sequence[int]:
-        """How many children each frontier node gets, [F], before any of them is drawn. All 0 ends the draft."""
+        """How many children each frontier node gets, [F], before any is drawn. All 0 ends the draft."""
         ...
 
     def observe(self, outcome: RoundOutcome) -> None:
@@ -252,7 +258,8 @@ class Verdict:
     token_ids: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        assert len(self.path) == len(self.token_ids) >= 1 and self.path[0] == 0
+        assert len(self.path) == len(self.token_ids) >= 1
+        assert self.path[0] == 0
 
     @property
     def num_accepted(self) -> int:

@@ -55,7 +55,9 @@ class DraftTree:
     def __post_init__(self) -> None:
         assert len(self.token_ids) == len(self.parents) == len(self.proposals) >= 1
         assert self.parents[0] == NO_PARENT
-        assert all(a <= b for a, b in zip(self.parents, self.parents[1:], strict=False)), "not in level order"
+        assert all(a <= b for a, b in zip(self.parents, self.parents[1:], strict=False)), (
+            "not in level order"
+        )
         assert all(0 <= parent < node for node, parent in enumerate(self.parents) if node)
 
     def __len__(self) -> int:
@@ -143,7 +145,9 @@ class TreeBuilder:
 
     def build(self) -> DraftTree:
         """The frozen tree."""
-        return DraftTree(tuple(self.token_ids), tuple(self.parents), tuple(self._proposals), self._laws)
+        return DraftTree(
+            tuple(self.token_ids), tuple(self.parents), tuple(self._proposals), self._laws
+        )
 
 
 def parse_k_config(text: str) -> tuple[int, ...]:
@@ -155,7 +159,9 @@ def parse_k_config(text: str) -> tuple[int, ...]:
     try:
         widths = tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise ConfigError(f"tree {text!r} is not a list of widths per depth; write it like 4,2,2,1") from None
+        raise ConfigError(
+            f"tree {text!r} is not a list of widths per depth; write it like 4,2,2,1"
+        ) from None
     return check_k_config(widths)
 
 
@@ -163,7 +169,9 @@ def check_k_config(widths: Sequence[int]) -> tuple[int, ...]:
     """The k-config as a tuple, if it describes a tree that can be drafted; else a `ConfigError`."""
     shown = ",".join(map(str, widths))
     if not widths or any(k < 1 for k in widths):
-        raise ConfigError(f"tree {shown!r} has a depth without children; every width must be 1 or more")
+        raise ConfigError(
+            f"tree {shown!r} has a depth without children; every width must be 1 or more"
+        )
     nodes = level = 1
     for k in widths:
         level *= k

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,12 +52,24 @@ class RequestLaw:
         self._device = device
         bad_words = resolve_bad_words(options, encode)
         self._check_ids(options, bad_words)
-        end = tuple(t for t in eos_token_ids if t < vocab_size)  # an end token the head cannot emit needs no ban
+        end = tuple(
+            t for t in eos_token_ids if t < vocab_size
+        )  # an end token the head cannot emit needs no ban
         self._processors = shaping_processors(
-            options, prompt_length=prompt_length, eos_token_ids=end, bad_words=bad_words, device=device
+            options,
+            prompt_length=prompt_length,
+            eos_token_ids=end,
+            bad_words=bad_words,
+            device=device,
         )
         self._warpers = sampling_warpers(options)
-        self.draft = DraftLaw(options, prompt_length, tuple(eos_token_ids), bad_words)
+        self.draft = DraftLaw(
+            options,
+            vocab_size=vocab_size,
+            prompt_length=prompt_length,
+            eos_token_ids=eos_token_ids,
+            bad_words=bad_words,
+        )
 
     def _check_ids(self, options: GenerationOptions, bad_words: Sequence[Sequence[int]]) -> None:
         named = {
@@ -90,12 +103,16 @@ class RequestLaw:
         if not self._processors and not self._warpers:
             return scores
         context = torch.tensor(token_ids, dtype=torch.int64, device=row.device)[None]
-        scores = scores[None].clone()  # user processors may write in place; the row belongs to the model's output
+        scores = scores[
+            None
+        ].clone()  # user processors may write in place; the row belongs to the model's output
         for processor in (*self._processors, *self._warpers):
             scores = processor(context, scores)
         return scores[0]
 
-    def laws(self, tree: DraftTree, logits: Tensor, token_ids: Sequence[int], random: Randomness) -> TargetLaws:
+    def laws(
+        self, tree: DraftTree, logits: Tensor, token_ids: Sequence[int], random: Randomness
+    ) -> TargetLaws:
         """The target's laws over one scored tree; `token_ids` end with its root."""
         return TargetLaws(self, tree, logits, token_ids, random)
 
@@ -107,7 +124,12 @@ class TargetLaws:
     """
 
     def __init__(
-        self, request: RequestLaw, tree: DraftTree, logits: Tensor, token_ids: Sequence[int], random: Randomness
+        self,
+        request: RequestLaw,
+        tree: DraftTree,
+        logits: Tensor,
+        token_ids: Sequence[int],
+        random: Randomness,
     ) -> None:
         self._request, self._tree, self._logits = request, tree, logits
         self._token_ids, self._random = token_ids, random
@@ -131,11 +153,15 @@ class TargetLaws:
         """The coupled choice after `node`: argmax(log p + G), G = 0 when greedy (design, section 4.1)."""
         if self._request.is_argmax:
             return self._choose_argmax(node)
+        return int(self.perturbed(node).argmax())
+
+    def perturbed(self, node: int) -> Tensor:
+        """log p + G up to a constant, [V]: its argmax is the choice."""
         scores = self.scores(node)
-        if not self._request.greedy:
-            position = len(self._token_ids) + self._tree.depths[node]
-            scores = scores + self._random.gumbel(position, len(scores))
-        return int(scores.argmax())
+        if self._request.greedy:
+            return scores
+        position = len(self._token_ids) + self._tree.depths[node]
+        return scores + self._random.gumbel(position, len(scores))
 
     def probs(self, node: int) -> Tensor:
         """p after `node`, float64 [V], summing to 1; a point mass when greedy."""
@@ -154,54 +180,70 @@ class TargetLaws:
 
 
 def _check_row(largest: float, position: int) -> None:
-    if not abs(largest) < float("inf"):  # NaN compares false, and max() passes NaN on
+    if not abs(largest) < math.inf:  # NaN compares false, and max() passes NaN on
         raise NumericsError(
-            f"the target's logits for the token at position {position} have {largest} as their largest value; "
-            "the weights or the dtype are at fault (try dtype=float32), or a logits processor forbids every token"
+            f"the target's logits for the token at position {position} have {largest} as their "
+            "largest value; the weights or the dtype are at fault (try dtype=float32), or a logits "
+            "processor forbids every token"
         )
 
 
 class DraftLaw:
     """How the request's options bear on drafts.
 
-    A draft law may be any law at all as long as it is the one reported, so only what is cheap and pure
-    applies: temperature, filters and bans. Penalties and the user's processors, which may keep state,
-    never see a draft token.
+    A draft law may be any law at all as long as it is the one reported, so only what is cheap and
+    pure applies: temperature, filters and bans. Penalties and the user's processors, which may keep
+    state, never see a draft token.
     """
 
     def __init__(
         self,
         options: GenerationOptions,
+        *,
+        vocab_size: int,
         prompt_length: int,
-        eos_token_ids: tuple[int, ...],
+        eos_token_ids: Sequence[int],
         bad_words: Sequence[Sequence[int]],
     ) -> None:
-        self.temperature = options.temperature
+        self.greedy = options.temperature == 0
+        self.vocab_size = vocab_size
         self.eos_token_ids = frozenset(eos_token_ids)
+        self._temperature = options.temperature
         self._warpers: list[Any] = sampling_warpers(options)
         self._banned = banned_ids(options, bad_words)
         self._phrases = tuple(tuple(w) for w in bad_words if len(w) > 1)
         self._first_end = prompt_length + options.min_new_tokens
 
-    def banned_after(self, token_ids: Sequence[int]) -> frozenset[int]:
-        """Tokens that the request forbids right after these: suppressed, bad words' ends, too early end tokens."""
+    def banned_after(self, text: Sequence[int], drafted: Sequence[int]) -> frozenset[int]:
+        """Tokens the request forbids after `text` and then `drafted`.
+
+        Suppressed tokens, the ends of bad words, and end tokens that would come too early.
+        """
         banned = self._banned
-        if len(token_ids) < self._first_end:
+        if len(text) + len(drafted) < self._first_end:
             banned = banned | self.eos_token_ids
-        ends = (w[-1] for w in self._phrases if tuple(token_ids[-len(w) + 1 :]) == w[:-1])
-        return banned.union(ends) if self._phrases else banned
+        if not self._phrases:
+            return banned
+        longest = max(map(len, self._phrases))
+        tail = (*text[-longest:], *drafted)
+        return banned.union(w[-1] for w in self._phrases if tail[-len(w) + 1 :] == w[:-1])
+
+    def align(self, logits: Tensor) -> Tensor:
+        """Logits [F, V'] of a drafter as [F, V]: ids that only one side has get -inf or go."""
+        missing = self.vocab_size - logits.shape[-1]
+        if missing <= 0:
+            return logits[..., : self.vocab_size]
+        return torch.nn.functional.pad(logits, (0, missing), value=-math.inf)
 
     def probs(self, logits: Tensor) -> Tensor:
-        """q after temperature and filters: float64 [F, V] from logits [F, V]; point masses when greedy."""
+        """q after temperature and filters: float64 [F, V]; point masses when greedy."""
+        if self.greedy:
+            return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).double()
         scores = logits.float()
-        if self.temperature == 0:
-            return torch.nn.functional.one_hot(scores.argmax(-1), scores.shape[-1]).double()
-        for warper in self._warpers:
-            scores = warper(None, scores)  # temperature and filters do not read the context
+        for warper in self._warpers:  # temperature and filters do not read the context
+            scores = warper(None, scores)
         return scores.double().softmax(-1)
 
-    def coupled_scores(self, logits: Tensor, noise: Tensor | None) -> Tensor:
-        """log q + G up to a constant a row, [F, V]: what coupled proposals are ranked by. No noise when greedy."""
-        if self.temperature == 0 or noise is None:
-            return logits.float()
-        return logits.double() / self.temperature + noise
+    def coupled_scores(self, logits: Tensor, noise: Tensor) -> Tensor:
+        """log q + G up to a constant a row, [F, V]: what coupled proposals are ranked by."""
+        return logits.double() / self._temperature + noise

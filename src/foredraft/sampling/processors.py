@@ -30,18 +30,24 @@ class AnswerPenalty(hf.LogitsProcessor):  # type: ignore[misc]
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """input_ids: int64 [B, T]; scores: float32 [B, V]."""
         answer = input_ids[:, self.prompt_length :]
-        counts = torch.zeros_like(scores).scatter_add_(1, answer, torch.ones_like(answer, dtype=scores.dtype))
+        counts = torch.zeros_like(scores).scatter_add_(
+            1, answer, torch.ones_like(answer, dtype=scores.dtype)
+        )
         return scores - self.frequency * counts - self.presence * (counts > 0)
 
 
-def resolve_bad_words(options: GenerationOptions, encode: Encode | None) -> tuple[tuple[int, ...], ...]:
+def resolve_bad_words(
+    options: GenerationOptions, encode: Encode | None
+) -> tuple[tuple[int, ...], ...]:
     """Bad words as token ids. Strings need a tokenizer; without one they are a `ConfigError`."""
     words: list[tuple[int, ...]] = []
     for word in options.bad_words:
         if not isinstance(word, str):
             words.append(tuple(word))
         elif encode is None:
-            raise ConfigError(f"bad_words={word!r} needs a tokenizer; give the word's token ids instead")
+            raise ConfigError(
+                f"bad_words={word!r} needs a tokenizer; give the word's token ids instead"
+            )
         else:
             words.extend(tuple(ids) for ids in encode(word) if ids)
     return tuple(dict.fromkeys(words))
@@ -59,15 +65,21 @@ def shaping_processors(
     processors: list[Any] = []
     if options.logit_bias:
         processors.append(
-            hf.SequenceBiasLogitsProcessor({(token,): float(b) for token, b in options.logit_bias.items()})
+            hf.SequenceBiasLogitsProcessor(
+                {(token,): float(b) for token, b in options.logit_bias.items()}
+            )
         )
     if options.repetition_penalty != 1.0:
         processors.append(hf.RepetitionPenaltyLogitsProcessor(options.repetition_penalty))
     if options.presence_penalty or options.frequency_penalty:
-        processors.append(AnswerPenalty(prompt_length, options.presence_penalty, options.frequency_penalty))
+        processors.append(
+            AnswerPenalty(prompt_length, options.presence_penalty, options.frequency_penalty)
+        )
     if bad_words:
         processors.append(
-            hf.NoBadWordsLogitsProcessor([list(w) for w in bad_words], eos_token_id=list(eos_token_ids) or None)
+            hf.NoBadWordsLogitsProcessor(
+                [list(w) for w in bad_words], eos_token_id=list(eos_token_ids) or None
+            )
         )
     if options.min_new_tokens and eos_token_ids:
         processors.append(
@@ -76,7 +88,9 @@ def shaping_processors(
             )
         )
     if options.suppress_tokens:
-        processors.append(hf.SuppressTokensLogitsProcessor(list(options.suppress_tokens), device=str(device)))
+        processors.append(
+            hf.SuppressTokensLogitsProcessor(list(options.suppress_tokens), device=str(device))
+        )
     return _merge(processors, list(options.logits_processors))
 
 

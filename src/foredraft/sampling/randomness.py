@@ -18,7 +18,10 @@ _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _SHIFTS = (30, 27, 31)
-_GUMBEL, _UNIFORM = 1, 2  # domains, so that acceptance noise never meets the noise that chooses tokens
+_GUMBEL, _UNIFORM = (
+    1,
+    2,
+)  # domains, so that acceptance noise never meets the noise that chooses tokens
 _NOISE_ROWS_KEPT = 64
 
 
@@ -93,7 +96,10 @@ class SeededRandomness:
         return min(index, last)
 
     def gumbel(self, position: int, vocab_size: int) -> Tensor:
-        """Gumbel noise [V] of (seed, choice, position, token id). Kept for a while: drafter and verifier share it."""
+        """Gumbel noise [V] of (seed, choice, position, token id).
+
+        Kept for a while, since drafter and verifier share it.
+        """
         key = (position, vocab_size)
         if key not in self._noise:
             if len(self._noise) >= _NOISE_ROWS_KEPT:

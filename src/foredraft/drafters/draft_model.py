@@ -1,0 +1,106 @@
+"""An independent draft model: any causal language model with the target's vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from foredraft.drafters.growth import grow_tree
+from foredraft.drafters.law_candidates import LawCandidates
+from foredraft.policies.fixed import FixedPolicy
+from foredraft.protocols import DraftContext, ModelState, PolicyState, Target
+from foredraft.tree import NO_PARENT, DraftTree, Proposal, TreeBuilder
+
+CATCH_UP_ROWS = 16
+"""A gap up to this long is scored together with the root; a longer one (a prompt) is prefilled."""
+
+
+class DraftModelDrafter:
+    """Grows chains and trees from a smaller model.
+
+    Args:
+        model: the draft model, as a backend. Its ids must mean the target's tokens; rows that only one
+            of the two has (padding) are never proposed.
+        proposal: how children are chosen. COUPLED ranks by log q + G with the target's own noise,
+            DETERMINISTIC takes the top k, SAMPLED draws without and RESAMPLED with replacement.
+    """
+
+    def __init__(self, model: Target, proposal: Proposal = Proposal.COUPLED) -> None:
+        self.model, self.proposal = model, proposal
+        self.proposals = frozenset({proposal})
+
+    @property
+    def default_policy(self) -> FixedPolicy:
+        """A chain of 4, the usual length without a measurement of the two models' costs."""
+        return FixedPolicy.chain(4)
+
+    def start(self, capacity: int) -> DraftModelState:
+        """A draft cache for one request."""
+        return DraftModelState(self.model, self.model.start(capacity), self.proposal)
+
+
+class DraftModelState:
+    """The draft model's cache of one request. After every round it holds committed text alone."""
+
+    def __init__(self, model: Target, state: ModelState, proposal: Proposal) -> None:
+        self._model, self._state, self._proposal = model, state, proposal
+        self._rows: dict[int, int] = {}  # tree node -> pending row, for the nodes already scored
+        self._num_caught_up = 0
+
+    @property
+    def length(self) -> int:
+        """Committed tokens in the draft cache."""
+        return self._state.length
+
+    def draft(self, context: DraftContext, policy: PolicyState) -> DraftTree:
+        """Catch up with the text, then grow level by level, one draft pass a level."""
+        context = replace(context, limits=replace(context.limits, max_depth=self._room(context)))
+        if context.limits.max_depth < 1:
+            return DraftTree.root_only(context.token_ids[-1])
+        builder = TreeBuilder(context.token_ids[-1])
+        source = LawCandidates(
+            context,
+            builder,
+            self._proposal,
+            score=lambda nodes: self._score(nodes, builder, context.token_ids),
+        )
+        return grow_tree(context, policy, builder, source)
+
+    def commit(self, path: Sequence[int]) -> None:
+        """Keep the text caught up with and the accepted nodes that were scored; drop every other row."""
+        accepted = [self._rows[node] for node in path[1:] if node in self._rows]
+        self._state.commit([*range(self._num_caught_up), *accepted])
+        self._rows, self._num_caught_up = {}, 0
+
+    def close(self) -> None:
+        """Give the cache back."""
+        self._state.close()
+
+    def _score(self, nodes: Sequence[int], builder: TreeBuilder, text: Sequence[int]) -> Tensor:
+        """Logits [F, V] after nodes of one level, in one draft pass; the root's pass catches up."""
+        if nodes[0] == 0:
+            return self._score_root(text)
+        first = self._num_caught_up + len(self._rows) - 1
+        rows = {node: first + i for i, node in enumerate(nodes)}
+        parents = [self._rows[builder.parents[node]] for node in nodes]
+        logits = self._state.score([builder.token_ids[node] for node in nodes], parents)
+        self._rows |= rows
+        return logits
+
+    def _score_root(self, text: Sequence[int]) -> Tensor:
+        gap = text[self._state.length :]
+        if len(gap) > CATCH_UP_ROWS:
+            self._state.prefill(gap[:-1])
+            gap = gap[-1:]
+        logits = self._state.score(gap, range(NO_PARENT, len(gap) - 1))
+        self._num_caught_up = len(gap)
+        self._rows = {0: len(gap) - 1}
+        return logits[-1:]
+
+    def _room(self, context: DraftContext) -> int:
+        """Levels that fit the draft model's own context: the last level is drawn but not scored."""
+        limit = self._model.context_length
+        room = context.limits.max_depth if limit is None else limit - len(context.token_ids) + 1
+        return min(room, context.limits.max_depth)

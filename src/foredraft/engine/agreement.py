@@ -1,0 +1,108 @@
+"""Is a different answer a float tie or a fault? (design, section 4.7)
+
+A target scores one row and many rows with sums in another order, so in low precision two nearly equal
+scores may swap. A first difference is a *tie* when the gap between the two tokens is within what that
+noise can do at that very point, and a *bug* otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from foredraft.config import GenerationOptions
+from foredraft.engine.engine import Engine
+from foredraft.results import Result
+from foredraft.tree import NO_PARENT, DraftTree
+
+PASS_WIDTHS = (2, 4, 8, 16)
+"""Rows of the passes whose noise is measured against a one-row pass."""
+FLOAT32_TIE_GAP = 1e-4
+"""In float32 the noise is too small to measure well; a gap under this is a tie."""
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """How an answer compares with plain decoding's.
+
+    `token` is the index of the first differing token; `gap` is the distance of the two tokens' scores
+    there and `noise` the largest score change between a one-row and a wider pass.
+    """
+
+    kind: Literal["yes", "tie", "bug", "n/a"]
+    token: int | None = None
+    gap: float | None = None
+    noise: float | None = None
+
+    def __str__(self) -> str:
+        if self.token is None:
+            return self.kind
+        return f"{self.kind} at token {self.token}"
+
+
+def compare(engine: Engine, plain: Result, other: Result, options: GenerationOptions) -> Agreement:
+    """Classify the first difference between plain decoding's answer and another one.
+
+    Args:
+        engine: the engine that gave `other`.
+        plain: the answer of `engine.without_drafts()` with the same options and seed.
+        other: the answer to judge.
+        options: the request that both answered.
+
+    Returns:
+        `n/a` when the two need not be equal: sampled answers of a verifier that keeps the law but not
+        the noise.
+    """
+    if options.temperature > 0 and not engine.keeps_seeds:
+        return Agreement("n/a")
+    if plain.token_ids == other.token_ids:
+        return Agreement("yes")
+    same = takewhile(
+        lambda pair: pair[0] == pair[1], zip(plain.token_ids, other.token_ids, strict=False)
+    )
+    token = sum(1 for _ in same)
+    if token == min(len(plain.token_ids), len(other.token_ids)):
+        return Agreement("bug", token)  # one stopped where the other went on
+    return _judge(engine, plain, other, options, token)
+
+
+def _judge(
+    engine: Engine, plain: Result, other: Result, options: GenerationOptions, token: int
+) -> Agreement:
+    prefix = [*plain.prompt_ids, *plain.token_ids[:token]]
+    rows = _rows_after(engine, prefix)
+    law = engine.law(options, len(plain.prompt_ids))
+    tree = DraftTree.root_only(prefix[-1])
+    scored = []
+    for row in rows:
+        random = engine.randomness(plain.seed, options.choice)
+        scored.append(law.laws(tree, row[None], prefix, random).perturbed(0).double())
+    first, second = plain.token_ids[token], other.token_ids[token]
+    gap = abs(float(scored[0][first] - scored[0][second]))
+    noise = max(_largest_change(scored[0], wide) for wide in scored[1:])
+    tie = gap <= max(2 * noise, FLOAT32_TIE_GAP)
+    return Agreement("tie" if tie else "bug", token, gap, noise)
+
+
+def _rows_after(engine: Engine, prefix: list[int]) -> list[Tensor]:
+    """Logits [V] after `prefix`, from passes of 1 and of more rows."""
+    state = engine.target.start(len(prefix) + max(PASS_WIDTHS))
+    try:
+        state.prefill(prefix[:-1])
+        rows = []
+        for width in (1, *PASS_WIDTHS):
+            tokens = [prefix[-1]] * width
+            rows.append(state.score(tokens, range(NO_PARENT, width - 1))[0].clone())
+            state.commit(())
+        return rows
+    finally:
+        state.close()
+
+
+def _largest_change(scores: Tensor, others: Tensor) -> float:
+    change = (scores - others).abs()
+    return float(change[torch.isfinite(change)].max())

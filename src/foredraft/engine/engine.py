@@ -1,0 +1,262 @@
+"""The public engine: four parts, checked once, then any number of requests."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any
+
+from foredraft.config import MAX_TREE_NODES, GenerationOptions
+from foredraft.engine.clock import StageClock
+from foredraft.engine.decoder import decode
+from foredraft.engine.legality import check_legal
+from foredraft.engine.prompts import Prompt, encode_prompt
+from foredraft.engine.session import Drafting, Session
+from foredraft.engine.stopping import StopRules, StopState
+from foredraft.errors import ConfigError, PromptError
+from foredraft.protocols import Drafter, Policy, Target, Verifier
+from foredraft.results import Result, Step, collect
+from foredraft.sampling.law import RequestLaw
+from foredraft.sampling.randomness import Randomness, SeededRandomness, fresh_seed
+from foredraft.verifiers.exact import ExactVerifier
+
+
+class Engine:
+    """A target, and what makes it faster.
+
+    Args:
+        target: the model whose answers these are.
+        drafter: what proposes; None is plain decoding.
+        policy: decides the shape of drafts; None takes the drafter's own.
+        verifier: the acceptance algorithm; None is coupled exact verification.
+        tokenizer: a `transformers` tokenizer, for prompts and answers as text.
+
+    Raises:
+        ConfigError: the parts do not keep the target's law together.
+
+    Requests may run at the same time in several threads; each has a session of its own.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter | None = None,
+        policy: Policy | None = None,
+        verifier: Verifier | None = None,
+        tokenizer: Any | None = None,
+    ) -> None:
+        self.target, self.drafter, self.tokenizer = target, drafter, tokenizer
+        self.verifier: Verifier = verifier or ExactVerifier()
+        if drafter is None and policy is not None:
+            raise ConfigError(f"{type(policy).__name__} shapes drafts, and there is no drafter")
+        self.policy = policy or (drafter.default_policy if drafter else None)
+        if drafter is not None and self.policy is not None:
+            check_legal(drafter, self.policy, self.verifier)
+            self._check_size(self.policy)
+
+    def _check_size(self, policy: Policy) -> None:
+        if policy.max_nodes >= MAX_TREE_NODES:
+            raise ConfigError(
+                f"{type(policy).__name__} may draft {policy.max_nodes} tokens; the limit is "
+                f"{MAX_TREE_NODES - 1}"
+            )
+        if policy.branches and not self.target.scores_trees:
+            warnings.warn(
+                "this model ignores masks or positions, so it cannot score trees; drafts are kept to chains",
+                stacklevel=3,
+            )
+
+    def without_drafts(self) -> Engine:
+        """Plain decoding with the same target, for comparison."""
+        return Engine(self.target, tokenizer=self.tokenizer)
+
+    def generate(
+        self, prompt: Prompt, options: GenerationOptions | None = None, **changes: Any
+    ) -> Result:
+        """The whole answer.
+
+        Args:
+            prompt: text, token ids, or chat messages.
+            options: the request; None takes the defaults.
+            **changes: single options by name, on top of `options`.
+
+        Raises:
+            ConfigError, PromptError, NumericsError: see `foredraft.errors`.
+        """
+        with self.stream(prompt, options, **changes) as stream:
+            for _ in stream:
+                pass
+            return stream.result()
+
+    def stream(
+        self, prompt: Prompt, options: GenerationOptions | None = None, **changes: Any
+    ) -> Stream:
+        """The answer as it comes: an iterator of `Step`s, one a round. Arguments as in `generate`.
+
+        The request is checked here, before the first step is asked for.
+        """
+        started = time.perf_counter()
+        options = (options or GenerationOptions()).replace(**changes)
+        prompt_ids = encode_prompt(prompt, self.tokenizer, self.target.vocab_size)
+        seed = None
+        if options.temperature > 0:
+            seed = fresh_seed() if options.seed is None else options.seed
+        session = self.session(prompt_ids, options, self.randomness(seed, options.choice))
+        return Stream(session, self.verifier, prompt_ids, seed, started)
+
+    def session(
+        self, prompt_ids: Sequence[int], options: GenerationOptions, random: Randomness
+    ) -> Session:
+        """A fresh session: the seam for tests that bring their own randomness."""
+        room = self._room(prompt_ids, options)
+        law = self.law(options, len(prompt_ids))
+        rules = StopRules(
+            eos_token_ids=frozenset(self._end_tokens(options)),
+            stop=tuple(options.stop),
+            max_new_tokens=options.max_new_tokens,
+            max_length=self.target.context_length,
+            prompt_length=len(prompt_ids),
+        )
+        capacity = len(prompt_ids) + min(room, MAX_TREE_NODES) + self._max_nodes + 1
+        return Session(
+            list(prompt_ids),
+            target=self.target.start(capacity),
+            drafting=self._drafting(capacity),
+            law=law,
+            random=random,
+            stop=StopState(rules, self._decoder(options)),
+            room=room,
+            clock=StageClock(self.target.synchronize),
+        )
+
+    @property
+    def keeps_seeds(self) -> bool:
+        """Whether the same seed gives plain decoding's text, and not just its law."""
+        return self.drafter is None or isinstance(self.verifier, ExactVerifier)
+
+    @property
+    def _max_nodes(self) -> int:
+        return 0 if self.policy is None else self.policy.max_nodes
+
+    def randomness(self, seed: int | None, choice: int = 0) -> SeededRandomness:
+        """The noise of a request; greedy requests (seed None) draw none of it."""
+        return SeededRandomness(seed or 0, choice, device=self.target.device)
+
+    def law(self, options: GenerationOptions, prompt_length: int) -> RequestLaw:
+        """The sampling side of a request: its processors, penalties and filters."""
+        if options.logits_processors and self.drafter and self.verifier.reads_rejected:
+            raise ConfigError(
+                f"{type(self.verifier).__name__} reads laws behind tokens that may be rejected, which "
+                "logits_processors of your own must not see; use verifier='exact' or 'rejection'"
+            )
+        return RequestLaw(
+            options,
+            prompt_length=prompt_length,
+            eos_token_ids=self._end_tokens(options),
+            vocab_size=self.target.vocab_size,
+            encode=self._spellings if self.tokenizer is not None else None,
+            device=self.target.device,
+        )
+
+    def _drafting(self, capacity: int) -> Drafting | None:
+        if self.drafter is None or self.policy is None:
+            return None
+        return Drafting(
+            self.drafter.start(capacity),
+            self.policy.start(),
+            self.policy.max_nodes,
+            chains_only=not self.target.scores_trees,
+        )
+
+    def _room(self, prompt_ids: Sequence[int], options: GenerationOptions) -> int:
+        """Tokens that the answer may have."""
+        limit = self.target.context_length
+        if limit is None:
+            return options.max_new_tokens
+        if len(prompt_ids) >= limit:
+            raise PromptError(
+                f"the prompt has {len(prompt_ids)} tokens and this model's context holds {limit}, "
+                "which leaves no room for an answer; shorten the prompt"
+            )
+        return min(options.max_new_tokens, limit - len(prompt_ids))
+
+    def _end_tokens(self, options: GenerationOptions) -> tuple[int, ...]:
+        if options.ignore_eos:
+            return ()
+        own = options.eos_token_ids
+        return tuple(self.target.eos_token_ids if own is None else own)
+
+    def _decoder(self, options: GenerationOptions) -> Any:
+        if self.tokenizer is None:
+            if options.stop:
+                raise ConfigError(f"stop={options.stop!r} needs a tokenizer; pass tokenizer=...")
+            return lambda token_ids: ""
+        return lambda token_ids: self.tokenizer.decode(  # type: ignore[union-attr]
+            token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+
+    def _spellings(self, word: str) -> list[list[int]]:
+        """A word's tokens at the start of a text and inside it."""
+        forms = (word, " " + word)
+        encode = self.tokenizer
+        return [encode(form, add_special_tokens=False)["input_ids"] for form in forms]  # type: ignore[misc]
+
+
+class Stream:
+    """The steps of one answer. Iterate; then `result()`. Closing it early frees the session."""
+
+    def __init__(
+        self,
+        session: Session,
+        verifier: Verifier,
+        prompt_ids: Sequence[int],
+        seed: int | None,
+        started: float,
+    ) -> None:
+        self._session, self._prompt_ids, self._seed = session, prompt_ids, seed
+        self._started, self._ttft_s = started, 0.0
+        self._steps: list[Step] = []
+        self._rounds = decode(session, verifier)
+
+    def __iter__(self) -> Iterator[Step]:
+        return self
+
+    def __next__(self) -> Step:
+        step = next(self._rounds)
+        if not self._steps:
+            self._ttft_s = time.perf_counter() - self._started
+        self._steps.append(step)
+        return step
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop decoding and free the session; does nothing after the last step."""
+        self._rounds.close()  # type: ignore[attr-defined]
+        self._session.close()
+
+    def result(self) -> Result:
+        """The answer, once every step was taken."""
+        if self._session.finish_reason is None:
+            raise ConfigError(
+                "the answer is not finished; iterate over the stream to its end first"
+            )
+        return collect(
+            self._steps,
+            self._session.rounds,
+            prompt_ids=self._prompt_ids,
+            seed=self._seed,
+            prefill_s=self._session.prefill_s,
+            ttft_s=self._ttft_s,
+        )

@@ -1,0 +1,42 @@
+"""Which drafter, policy and verifier keep the target's law together (design, section 4.3)."""
+
+from __future__ import annotations
+
+from foredraft.errors import ConfigError
+from foredraft.protocols import Drafter, Policy, PolicyKind, Verifier
+from foredraft.tree import Proposal
+
+
+def check_legal(drafter: Drafter, policy: Policy, verifier: Verifier) -> None:
+    """Refuse a triple whose output would not follow the target's law.
+
+    Raises:
+        ConfigError: the triple is illegal; the message names the parts and a legal choice.
+    """
+    name = type(verifier).__name__
+    for proposal in sorted(drafter.proposals - verifier.proposals, key=lambda p: p.value):
+        raise ConfigError(
+            f"{type(drafter).__name__} makes {proposal.value} proposals, for which {name} does not keep "
+            f"the target's law; use verifier='exact', or one of its proposals: {_names(verifier.proposals)}"
+        )
+    if policy.kind not in verifier.policies:
+        raise ConfigError(
+            f"{type(policy).__name__} {_doing(policy.kind)}, and {name} then does not keep the "
+            "target's law; use verifier='exact'"
+        )
+    if verifier.chains_only and policy.branches:
+        raise ConfigError(
+            f"{name} verifies chains alone and {type(policy).__name__} asks for trees; give a tree of "
+            "ones such as 1,1,1,1, or use verifier='exact' or 'traversal'"
+        )
+
+
+def _names(proposals: frozenset[Proposal]) -> str:
+    return ", ".join(sorted(p.value for p in proposals))
+
+
+def _doing(kind: PolicyKind) -> str:
+    return {
+        PolicyKind.GROWS: "grows drafts",
+        PolicyKind.SELECTS: "selects among drawn tokens",
+    }[kind]

@@ -1,0 +1,123 @@
+"""From names to an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from foredraft import zoo
+from foredraft.backends.hf import HFTarget
+from foredraft.backends.hf_loading import load_hf
+from foredraft.drafters.vocabulary import check_same_vocabulary
+from foredraft.engine.engine import Engine
+from foredraft.errors import ConfigError
+from foredraft.methods import BEST, Method, parse_method
+from foredraft.protocols import Target
+
+
+def load(
+    model: str | Path | Any = "smollm2",
+    *,
+    method: str | None = None,
+    drafter: str | Path | Any | None = None,
+    tree: str | None = None,
+    verifier: str | None = None,
+    proposal: str | None = None,
+    tokenizer: Any | None = None,
+    dtype: str | None = None,
+    device: str | None = None,
+    device_map: Any | None = None,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    force_vocabulary: bool = False,
+    report: Callable[[str], None] = lambda message: None,
+) -> Engine:
+    """An engine for a model, with a method to make it faster.
+
+    Args:
+        model: an embedded name (`"smollm2"`), a Hugging Face hub id, a local folder, a `.gguf` file,
+            or an already loaded `transformers` model.
+        method: a recipe, with options after colons (`"ngram:depth=10"`); None takes the one that the
+            drafter implies, and n-gram drafting when there is no drafter either.
+        drafter: `"none"`, `"ngram"`, or a draft model in any form that `model` takes.
+        tree: a k-config such as `"4,2,2"`; None takes the method's own shape.
+        verifier: `"exact"` (default), `"rejection"`, `"block"` or `"traversal"`.
+        proposal: how a draft model's children are chosen: `"coupled"`, `"sampled"`, `"resampled"` or
+            `"deterministic"`; None takes what the verifier wants.
+        tokenizer: for an already loaded model.
+        dtype: `"float32"`, `"bfloat16"`, `"float16"` or `"auto"`; None takes bfloat16 where the
+            hardware has it and float32 elsewhere.
+        device: such as `"cpu"` or `"cuda:0"`; None takes a GPU where there is one.
+        device_map: as in `transformers`, to spread a model over devices.
+        revision: branch, tag or commit on the hub.
+        trust_remote_code: allow model code from the hub.
+        force_vocabulary: use a drafter whose tokens differ; the text stays right all the same.
+        report: called with a sentence at each long step.
+
+    Raises:
+        ConfigError: a name, an option or a combination that cannot work.
+        ModelError: a model that cannot be found, read or decoded speculatively.
+    """
+    recipe, draft_source = _choose_method(method, drafter)
+    recipe.check(draft_source is not None, tree=tree, verifier=verifier, proposal=proposal)
+    options = {
+        "dtype": dtype,
+        "device": device,
+        "device_map": device_map,
+        "trust_remote_code": trust_remote_code,
+    }
+    report(f"loading {_name(model)}")
+    target, tokenizer = _load_model(model, tokenizer, report, revision=revision, **options)
+    draft_model = None
+    if draft_source is not None:
+        report(f"loading draft model {_name(draft_source)}")
+        draft_model, draft_tokenizer = _load_model(draft_source, None, report, **options)
+        if tokenizer is not None and draft_tokenizer is not None and not force_vocabulary:
+            check_same_vocabulary(tokenizer, draft_tokenizer)
+    parts = recipe.build(draft_model=draft_model, tree=tree, verifier=verifier, proposal=proposal)
+    return Engine(target, parts.drafter, parts.policy, parts.verifier, tokenizer)
+
+
+def _choose_method(method: str | None, drafter: Any | None) -> tuple[Method, Any | None]:
+    """The recipe, and the draft model's source if there is one."""
+    implied = {None: BEST, "none": "autoregressive", "ngram": "ngram"}
+    by_name = drafter is None or isinstance(drafter, str)
+    is_model = not (by_name and drafter in implied)
+    if method is None:
+        method = "speculative" if is_model else implied[drafter]
+    recipe = parse_method(method)
+    if drafter is not None and not is_model and implied[drafter] != recipe.name:
+        raise ConfigError(
+            f"drafter={drafter!r} does not go with method {recipe.name!r}; leave one out"
+        )
+    return recipe, drafter if is_model else None
+
+
+def _load_model(
+    source: Any, tokenizer: Any | None, report: Callable[[str], None], **options: Any
+) -> tuple[Target, Any | None]:
+    """A backend and its tokenizer from any form a model may come in."""
+    if isinstance(source, Target):
+        return source, tokenizer
+    if not isinstance(source, str | Path):
+        _refuse_placement(options)
+        return HFTarget(source, tokenizer), tokenizer
+    if tokenizer is not None:
+        raise ConfigError("tokenizer=... is for an already loaded model; a name brings its own")
+    path = zoo.path(str(source), report=report) if zoo.is_embedded(str(source)) else source
+    model, tokenizer = load_hf(path, **options)
+    return HFTarget(model, tokenizer), tokenizer
+
+
+def _refuse_placement(options: dict[str, Any]) -> None:
+    """An already loaded model has its dtype and device; nothing given for them may be ignored."""
+    for name, value in options.items():
+        if value:
+            raise ConfigError(
+                f"{name}={value!r} cannot be applied to an already loaded model; load it that way"
+            )
+
+
+def _name(source: Any) -> str:
+    return str(source) if isinstance(source, str | Path) else type(source).__name__
