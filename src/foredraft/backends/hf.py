@@ -1,0 +1,246 @@
+"""Any Hugging Face causal language model as a target or a draft model, through its own `forward`."""
+
+from __future__ import annotations
+
+import inspect
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foredraft.backends import hf_facts, hf_probe
+from foredraft.backends.kv_cache import KVCache
+from foredraft.backends.tree_attention import Topology, TreeMasks
+from foredraft.config import MAX_TREE_NODES
+from foredraft.errors import ModelError, VocabularyError
+
+PROBE_CAPACITY = 64
+
+
+class ForwardPass:
+    """Calls the model with the arguments that it understands."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self.device: torch.device = model.get_input_embeddings().weight.device
+        self.num_rows: int = model.get_input_embeddings().weight.shape[0]
+        known = inspect.signature(model.forward).parameters
+        self._takes_positions = "position_ids" in known
+        self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in known else {}
+
+    @torch.inference_mode()
+    def __call__(
+        self,
+        token_ids: Sequence[int],
+        *,
+        cache: KVCache | None = None,
+        positions: Tensor | None = None,
+        mask: Any = None,
+        last_only: bool = False,
+    ) -> Tensor:
+        """Logits [N, rows of the head]; where the model can, only the last row if no more is asked.
+
+        Args:
+            token_ids: [N] tokens.
+            cache: where to write; None computes without a cache.
+            positions: int64 [N]; None counts on from the cache.
+            mask: what `TreeMasks.build` gave; None leaves masks to the model.
+            last_only: nothing but the last row will be read.
+        """
+        arguments: dict[str, Any] = dict(self._last_only) if last_only else {}
+        if cache is not None:
+            arguments["cache"] = cache
+        if positions is not None and self._takes_positions:
+            arguments["position_ids"] = positions[None]
+        ids = torch.tensor([self._checked(token_ids)], device=self.device)
+        output = self._model(
+            input_ids=ids, attention_mask=mask, use_cache=cache is not None, **arguments
+        )
+        logits: Tensor = output.logits[0]
+        return logits.to(self.device)
+
+    def _checked(self, token_ids: Sequence[int]) -> list[int]:
+        if min(token_ids) < 0 or max(token_ids) >= self.num_rows:
+            wrong = next(i for i in token_ids if not 0 <= i < self.num_rows)
+            raise VocabularyError(
+                f"token id {wrong} is not in the model's vocabulary of {self.num_rows}; "
+                "check that the prompt was made with this model's tokenizer"
+            )
+        return list(token_ids)
+
+
+class HFTarget:
+    """A loaded Hugging Face causal LM behind the `Target` protocol. The model is put in eval mode.
+
+    Every sequence gets a cache of our own making, which can be rolled back; caches of other kinds
+    (static, quantised, offloaded) are never used. When the target is made, a small tree is scored
+    against its single paths; a model that cannot score trees keeps to chains (`scores_trees`).
+
+    With rotary embeddings whose frequencies depend on the length (`dynamic`, `longrope`), the
+    context ends where they start to change, so that output equals one-token decoding.
+
+    Args:
+        model: a `transformers` model, wherever its weights are (`device_map` included).
+        tokenizer: its tokenizer; it bounds the vocabulary, so that padding ids are never emitted.
+
+    Raises:
+        ModelError: the model keeps recurrent state, has no KV cache, is an encoder-decoder, has
+            weights on the meta device, or scores several tokens in one pass differently from one
+            at a time.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any | None = None) -> None:
+        hf_facts.refuse_unsupported(model)
+        self.model = model.eval()
+        self.tokenizer = tokenizer
+        self.forward = ForwardPass(model)
+        self._vocab_size = hf_facts.vocab_size(model, tokenizer)
+        self._context_length = hf_facts.context_length(hf_facts.text_config(model))
+        self._eos_token_ids = hf_facts.eos_token_ids(model, tokenizer)
+        self._accelerators = [d for d in hf_facts.devices(model) if d.type != "cpu"]
+        # One cache to reuse. A deque's pop and append are atomic, so threads may share the target.
+        self._spare: deque[KVCache] = deque(maxlen=1)
+        self.layout = hf_probe.learn_layout(model, self.device)
+        self.masks = self._masks_that_work()
+
+    @property
+    def vocab_size(self) -> int:
+        """V: the smaller of the head's rows and the tokenizer's ids."""
+        return self._vocab_size
+
+    @property
+    def context_length(self) -> int | None:
+        """Most tokens in a sequence; None when there is no limit."""
+        return self._context_length
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """The model's own end tokens."""
+        return self._eos_token_ids
+
+    @property
+    def scores_trees(self) -> bool:
+        """Whether a node sees its ancestors alone. If not, drafts are kept to chains."""
+        return self.masks is not None
+
+    @property
+    def device(self) -> torch.device:
+        """Where tokens go in and logits come out."""
+        return self.forward.device
+
+    def start(self, capacity: int) -> HFState:
+        """Memory for one sequence, prepared for `capacity` tokens (it may grow past that)."""
+        try:
+            cache = self._spare.pop()
+            cache.reserve(capacity)
+        except IndexError:
+            cache = KVCache(self.layout, capacity)
+        return HFState(self, cache)
+
+    def take_back(self, cache: KVCache) -> None:
+        """Keep the buffers of a finished sequence for the next one."""
+        cache.reset()
+        self._spare.append(cache)
+
+    def synchronize(self) -> None:
+        """Wait for the devices."""
+        for device in self._accelerators:
+            torch.accelerator.synchronize(device)
+
+    def _masks_that_work(self) -> TreeMasks | None:
+        """Masks with which trees score as their paths do; None if only chains do."""
+        self.masks = TreeMasks.for_model(
+            hf_facts.text_config(self.model), self.layout, self.model.dtype
+        )
+        if self.masks is not None and self._trouble(hf_probe.TREE) is None:
+            return self.masks
+        self.masks = None
+        trouble = self._trouble(hf_probe.CHAIN)
+        if trouble is None:
+            return None
+        name, reason = type(self.model).__name__, hf_probe.first_line(trouble)
+        raise ModelError(f"{name} cannot decode speculatively: {reason}") from trouble
+
+    def _trouble(self, parents: Sequence[int]) -> Exception | None:
+        """Why this tree cannot be scored in one pass; None if it can."""
+        try:
+            error = hf_probe.probe_error(
+                lambda: self.start(PROBE_CAPACITY), self._alone, parents, self.vocab_size
+            )
+        except Exception as failure:
+            return failure
+        if error <= hf_probe.tolerance(self.model.dtype):
+            return None
+        return ModelError(
+            f"several tokens in one pass score differently from one at a time (error {error:.2g})"
+        )
+
+    def _alone(self, token_ids: Sequence[int]) -> Tensor:
+        return self.forward(token_ids)[:, : self.vocab_size]
+
+
+class HFState:
+    """One sequence in an `HFTarget`; see the `ModelState` protocol."""
+
+    def __init__(self, target: HFTarget, cache: KVCache) -> None:
+        self._target = target
+        self._cache = cache
+        self._topology = Topology(target.device)
+        self._parents: list[int] = []
+
+    @property
+    def length(self) -> int:
+        """Committed tokens."""
+        return self._cache.length
+
+    def prefill(self, token_ids: Sequence[int]) -> None:
+        """Commit tokens in chunks, without reading logits. Nothing may be pending."""
+        assert not self._parents, "commit or roll back before a prefill"
+        for start in range(0, len(token_ids), MAX_TREE_NODES):
+            chunk = token_ids[start : start + MAX_TREE_NODES]
+            with self._cache.writing(len(chunk)):
+                self._target.forward(chunk, cache=self._cache, last_only=True)
+            self._cache.commit(range(len(chunk)))
+
+    def score(self, token_ids: Sequence[int], parents: Sequence[int]) -> Tensor:
+        """Score N more pending nodes in one pass.
+
+        Args:
+            token_ids: [N] tokens.
+            parents: [N] each one's parent among all pending nodes, or -1 for the committed text.
+
+        Returns:
+            Logits [N, V] in the model's dtype, made in inference mode: do not write into them.
+
+        Raises:
+            CacheError: the model did not write its cache as asked.
+            VocabularyError: a token id has no embedding.
+        """
+        pending = [*self._parents, *parents]
+        first, stop = len(self._parents), len(pending)
+        self._topology.hold(pending)
+        masks = self._target.masks
+        if masks is None:
+            assert self._topology.deepest(0, stop) == stop - 1, "this model scores chains only"
+        mask = masks and masks.build(self._topology, self.length, first, stop)
+        with self._cache.writing(len(token_ids)):
+            logits = self._target.forward(
+                token_ids,
+                cache=self._cache,
+                positions=self._topology.depths(first, stop) + self.length,
+                mask=mask,
+            )
+        self._parents = pending
+        return logits[:, : self._target.vocab_size]
+
+    def commit(self, path: Sequence[int]) -> None:
+        """Keep these pending nodes (increasing indices), drop all others; empty is a rollback."""
+        self._cache.commit(path)
+        self._parents = []
+
+    def close(self) -> None:
+        """Give the buffers back to the target. The state must not be used afterwards."""
+        self._target.take_back(self._cache)
+        del self._cache

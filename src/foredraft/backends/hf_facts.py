@@ -1,0 +1,93 @@
+"""What Foredraft reads off a Hugging Face model, its config and its tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from foredraft.backends.kv_layout import refuse_state
+from foredraft.errors import ModelError
+
+LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
+
+
+def text_config(model: Any) -> Any:
+    """The config of the model's language part."""
+    return model.config.get_text_config(decoder=True)
+
+
+def refuse_unsupported(model: Any) -> None:
+    """Raise a `ModelError` for a model that cannot decode speculatively, without running it."""
+    name = type(model).__name__
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise ModelError(f"{name} is an encoder-decoder; give a decoder-only causal language model")
+    if model.get_output_embeddings() is None:
+        raise ModelError(f"{name} has no language-model head; give a causal language model")
+    if any(parameter.device.type == "meta" for parameter in model.parameters()):
+        raise ModelError(
+            f"{name} has weights on the meta device (not loaded, or offloaded); "
+            "load all of it onto CPU or accelerators"
+        )
+    for index, layer in enumerate(_native_cache(model).layers):
+        refuse_state(index, layer)
+
+
+def _native_cache(model: Any) -> Any:
+    from transformers import DynamicCache
+
+    try:
+        return DynamicCache(config=model.config)
+    except Exception as error:
+        raise ModelError(
+            f"{type(model).__name__} has layers without a standard KV cache ({error}); "
+            "use a model with plain attention layers"
+        ) from error
+
+
+def vocab_size(model: Any, tokenizer: Any | None) -> int:
+    """V: ids that both the head and the tokenizer know, so that padding is never emitted."""
+    rows = int(model.get_output_embeddings().weight.shape[0])
+    return rows if tokenizer is None else min(rows, _tokenizer_size(tokenizer))
+
+
+def _tokenizer_size(tokenizer: Any) -> int:
+    """One more than the largest id; added tokens may stand behind a gap that `len` leaves out."""
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    return max(len(tokenizer), 1 + max(added, default=-1))
+
+
+def eos_token_ids(model: Any, tokenizer: Any | None) -> tuple[int, ...]:
+    """End tokens: the generation config's, else the config's, else the tokenizer's."""
+    for source in (getattr(model, "generation_config", None), text_config(model), tokenizer):
+        ids = getattr(source, "eos_token_id", None)
+        if ids is not None:
+            return tuple(ids) if isinstance(ids, (list, tuple)) else (int(ids),)
+    return ()
+
+
+def context_length(config: Any) -> int | None:
+    """Most tokens in a sequence, None without a limit.
+
+    Rotary embeddings of the kinds `dynamic` and `longrope` change every frequency once a sequence
+    passes the original length, so several tokens in one pass would see another length than one at a
+    time. The context ends there for them: up to it, output equals one-token decoding.
+    """
+    limits = [getattr(config, "max_position_embeddings", None), *_constant_rope_lengths(config)]
+    return min((limit for limit in limits if limit), default=None)
+
+
+def _constant_rope_lengths(config: Any) -> Iterator[int | None]:
+    """Lengths up to which each length-dependent rotary embedding keeps its frequencies."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    per_layer_type = [value for value in rope.values() if isinstance(value, dict)]
+    for parameters in per_layer_type or [rope]:
+        if parameters.get("rope_type") in LENGTH_DEPENDENT_ROPE:
+            name = "original_max_position_embeddings"
+            yield parameters.get(name) or getattr(config, name, None)
+
+
+def devices(model: Any) -> set[torch.device]:
+    """Every device that holds weights."""
+    return {parameter.device for parameter in model.parameters()}
