@@ -110,6 +110,8 @@ class Engine:
         self, prompt_ids: Sequence[int], options: GenerationOptions, random: Randomness
     ) -> Session:
         """A fresh session: the seam for tests that bring their own randomness."""
+        if options.stop and self.tokenizer is None:
+            raise ConfigError(f"stop={options.stop!r} needs a tokenizer; pass tokenizer=...")
         room = self._room(prompt_ids, options)
         law = self.law(options, len(prompt_ids))
         rules = StopRules(
@@ -126,10 +128,19 @@ class Engine:
             drafting=self._drafting(capacity),
             law=law,
             random=random,
-            stop=StopState(rules, self._decoder(options)),
+            stop=StopState(rules, self.decode),
             room=room,
             clock=StageClock(self.target.synchronize),
         )
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of these tokens, special ones left out; empty without a tokenizer."""
+        if self.tokenizer is None:
+            return ""
+        text: str = self.tokenizer.decode(
+            token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return text
 
     @property
     def keeps_seeds(self) -> bool:
@@ -187,15 +198,6 @@ class Engine:
             return ()
         own = options.eos_token_ids
         return tuple(self.target.eos_token_ids if own is None else own)
-
-    def _decoder(self, options: GenerationOptions) -> Any:
-        if self.tokenizer is None:
-            if options.stop:
-                raise ConfigError(f"stop={options.stop!r} needs a tokenizer; pass tokenizer=...")
-            return lambda token_ids: ""
-        return lambda token_ids: self.tokenizer.decode(  # type: ignore[union-attr]
-            token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
 
     def _spellings(self, word: str) -> list[list[int]]:
         """A word's tokens at the start of a text and inside it."""

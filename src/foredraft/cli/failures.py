@@ -1,0 +1,34 @@
+"""From errors to one sentence on stderr and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+
+from foredraft.errors import ConfigError, ForedraftError
+
+FAILURE, USAGE = 1, 2
+
+
+@contextmanager
+def clear_failures() -> Iterator[None]:
+    """Turn errors that a user can act on into a sentence and an exit code; let faults of ours through."""
+    try:
+        yield
+    except ForedraftError as error:
+        _say(str(error))
+        raise typer.Exit(USAGE if isinstance(error, ConfigError) else FAILURE) from None
+    except MemoryError:
+        _say("not enough memory; use a smaller model, dtype=bfloat16, or fewer --max-new-tokens")
+        raise typer.Exit(FAILURE) from None
+    except BrokenPipeError:  # the reader of our output has left; say nothing more to it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(FAILURE) from None
+
+
+def _say(sentence: str) -> None:
+    typer.echo(f"error: {' '.join(sentence.split())}", err=True)

@@ -1,0 +1,39 @@
+"""`foredraft`: the entry point."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from foredraft import __version__
+from foredraft.cli.generate import generate
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Faster answers from open language models, with the same words.",
+)
+app.command()(generate)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"foredraft {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Faster answers from open language models, with the same words."""
+
+
+def main() -> None:
+    """Run the command line; exits with 0, 1 (failure) or 2 (usage)."""
+    app()

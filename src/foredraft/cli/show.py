@@ -1,0 +1,74 @@
+"""How answers look in a terminal."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from foredraft.engine.agreement import Agreement
+from foredraft.engine.engine import Engine
+from foredraft.engine.text import IncrementalText
+from foredraft.results import Result, Statistics
+
+ACCEPTED_STYLE = "green"
+
+
+def show_summary(result: Result, console: Console) -> None:
+    """One line under an answer: how much, how fast, and why it ended."""
+    console.print(
+        _summary(result.stats), f"· ended by {_ending(result)}", style="dim", highlight=False
+    )
+
+
+def show_comparison(
+    engine: Engine, plain: Result, drafted: Result, agreement: Agreement, console: Console
+) -> None:
+    """Both answers side by side, accepted draft tokens coloured, and what drafting gained."""
+    columns = Table.grid(expand=True, padding=(0, 1))
+    columns.add_column(ratio=1)
+    columns.add_column(ratio=1)
+    columns.add_row(
+        Panel(Text(plain.text), title="plain decoding", subtitle=_summary(plain.stats)),
+        Panel(_coloured(engine, drafted), title=_title(engine), subtitle=_summary(drafted.stats)),
+    )
+    console.print(columns)
+    if plain.stats.tokens_per_s and drafted.stats.tokens_per_s:
+        ratio = drafted.stats.tokens_per_s / plain.stats.tokens_per_s
+        console.print(f"speed-up: {ratio:.2f}x   ", end="", highlight=False)
+    console.print(f"identical: {agreement}", highlight=False)
+    accepted = sum(drafted.accepted)
+    console.print(
+        Text.assemble(
+            (f"{accepted} of {len(drafted.token_ids)} tokens", ACCEPTED_STYLE),
+            (" came from drafts that the model itself agreed with", "dim"),
+        )
+    )
+
+
+def _coloured(engine: Engine, result: Result) -> Text:
+    """The answer with the text of accepted tokens in colour."""
+    incoming = IncrementalText(engine.decode)
+    text, room = Text(), len(result.text)
+    for token, accepted in zip(result.token_ids, result.accepted, strict=True):
+        piece = incoming.push([token])[: max(room, 0)]
+        room -= len(piece)
+        text.append(piece, style=ACCEPTED_STYLE if accepted else "")
+    return text.append(result.text[len(text) :])
+
+
+def _title(engine: Engine) -> str:
+    drafter = type(engine.drafter).__name__.removesuffix("Drafter").lower()
+    return "speculative decoding" if engine.drafter is None else f"speculative decoding ({drafter})"
+
+
+def _summary(stats: Statistics) -> str:
+    speed = f"{stats.tokens_per_s:.1f}" if stats.tokens_per_s else "-"
+    return f"{stats.completion_tokens} tokens, {len(stats.rounds)} passes, {speed} tokens/s"
+
+
+def _ending(result: Result) -> str:
+    if result.stopped_by is None:
+        return result.finish_reason
+    return f"{result.finish_reason} ({result.stopped_by!r})"
