@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -50,11 +52,12 @@ class RequestLaw:
         self.greedy = options.temperature == 0
         self.vocab_size = vocab_size
         self._device = device
-        bad_words = resolve_bad_words(options, encode)
-        self._check_ids(options, bad_words)
-        end = tuple(
-            t for t in eos_token_ids if t < vocab_size
-        )  # an end token the head cannot emit needs no ban
+        self.end_tokens = frozenset(eos_token_ids)
+        named_words = resolve_bad_words(options, encode)
+        self._check_ids(options, named_words)
+        bad_words = self._without_end_tokens(named_words)
+        # an end token of the model's own that its head cannot emit needs no ban
+        end = [token for token in eos_token_ids if 0 <= token < vocab_size]
         self._processors = shaping_processors(
             options,
             prompt_length=prompt_length,
@@ -76,38 +79,49 @@ class RequestLaw:
             "logit_bias": options.logit_bias,
             "suppress_tokens": options.suppress_tokens,
             "bad_words": [t for word in bad_words for t in word],
+            "eos_token_ids": options.eos_token_ids or (),
         }
         for name, ids in named.items():
             for token in ids:
-                if not 0 <= token < self.vocab_size:
+                if not isinstance(token, Integral) or not 0 <= token < self.vocab_size:
                     raise ConfigError(
-                        f"{name} names token {token}; this model's ids go from 0 to {self.vocab_size - 1}"
+                        f"{name} names token {token!r}; this model's ids are the whole numbers "
+                        f"from 0 to {self.vocab_size - 1}"
                     )
+
+    def _without_end_tokens(self, bad_words: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+        """As in `generate`, a lone end token cannot be a bad word."""
+        return [w for w in bad_words if len(w) > 1 or w[0] not in self.end_tokens]
 
     @property
     def is_argmax(self) -> bool:
         """Whether the choice is the argmax of the raw logits, with nothing to apply."""
         return self.greedy and not self._processors
 
-    def scores(self, row: Tensor, token_ids: Sequence[int]) -> Tensor:
+    @property
+    def reads_context(self) -> bool:
+        """Whether a processor looks at the tokens so far; temperature and filters do not."""
+        return bool(self._processors)
+
+    def scores(self, row: Tensor, token_ids: Sequence[int] | Tensor) -> Tensor:
         """Processed scores of the token after `token_ids`.
 
         Args:
             row: logits [V], any float dtype.
-            token_ids: [T] prompt, answer and the path to the node, in order.
+            token_ids: [T] prompt, answer and the path to the node, in order; not looked at unless
+                `reads_context`.
 
         Returns:
             float32 [V] (float64 stays); forbidden tokens are -inf; softmax gives the law.
         """
-        scores = row if row.dtype == torch.float64 else row.float()
-        if not self._processors and not self._warpers:
-            return scores
-        context = torch.tensor(token_ids, dtype=torch.int64, device=row.device)[None]
-        scores = scores[
-            None
-        ].clone()  # user processors may write in place; the row belongs to the model's output
-        for processor in (*self._processors, *self._warpers):
-            scores = processor(context, scores)
+        scores = (row if row.dtype == torch.float64 else row.float())[None]
+        if self._processors:
+            context = torch.as_tensor(token_ids, dtype=torch.int64, device=row.device)[None]
+            scores = scores.clone()  # users' processors may write in place; the row is the model's
+            for processor in self._processors:
+                scores = processor(context, scores)
+        for warper in self._warpers:
+            scores = warper(None, scores)
         return scores[0]
 
     def laws(
@@ -120,7 +134,8 @@ class RequestLaw:
 class TargetLaws:
     """The target's law after each node of one tree, processed when it is read and only then.
 
-    Processors thus see the paths a verifier visits and nothing else.
+    Processors thus see the paths a verifier visits, each once, and nothing else. Nothing follows an
+    end token, so what is read there is made up, and cut by the session.
     """
 
     def __init__(
@@ -143,15 +158,12 @@ class TargetLaws:
             NumericsError: the row has a NaN, +inf, or no finite value.
         """
         if node not in self._scores:
-            path = (*self._token_ids, *self._tree.path_tokens(node))
-            scores = self._request.scores(self._logits[node], path)
-            _check_row(float(scores.max()), position=len(path))
-            self._scores[node] = scores
+            self._scores[node] = self._compute_scores(node)
         return self._scores[node]
 
     def choose(self, node: int) -> int:
         """The coupled choice after `node`: argmax(log p + G), G = 0 when greedy (design, section 4.1)."""
-        if self._request.is_argmax:
+        if self._request.is_argmax and not self._has_ended(node):
             return self._choose_argmax(node)
         return int(self.perturbed(node).argmax())
 
@@ -160,8 +172,7 @@ class TargetLaws:
         scores = self.scores(node)
         if self._request.greedy:
             return scores
-        position = len(self._token_ids) + self._tree.depths[node]
-        return scores + self._random.gumbel(position, len(scores))
+        return scores + self._random.gumbel(self._position(node), len(scores))
 
     def probs(self, node: int) -> Tensor:
         """p after `node`, float64 [V], summing to 1; a point mass when greedy."""
@@ -170,12 +181,40 @@ class TargetLaws:
             return torch.nn.functional.one_hot(scores.argmax(), len(scores)).double()
         return scores.double().softmax(-1)
 
+    def _compute_scores(self, node: int) -> Tensor:
+        row = self._logits[node]
+        if self._has_ended(node):
+            return torch.zeros_like(row)
+        scores = self._request.scores(row, self._context(node))
+        _check_row(float(scores.max()), self._position(node))
+        return scores
+
+    def _position(self, node: int) -> int:
+        """Index, from the prompt's first token, of the token after `node`."""
+        return len(self._token_ids) + self._tree.depths[node]
+
+    def _has_ended(self, node: int) -> bool:
+        """Whether the draft that leads to `node` holds an end token."""
+        ends = self._request.end_tokens
+        return bool(ends) and node > 0 and not ends.isdisjoint(self._tree.path_tokens(node))
+
+    def _context(self, node: int) -> Tensor | Sequence[int]:
+        """Prompt, answer and the path to `node`; empty when nobody reads it."""
+        if not self._request.reads_context:
+            return ()
+        path = self._text.new_tensor(self._tree.path_tokens(node))
+        return torch.cat((self._text, path))  # a copy: users' processors may keep or change it
+
+    @cached_property
+    def _text(self) -> Tensor:
+        return torch.tensor(self._token_ids, dtype=torch.int64, device=self._logits.device)
+
     def _choose_argmax(self, node: int) -> int:
         if self._argmax is None:  # all rows at once: one wait for the device instead of one a node
             best = self._logits.max(-1)
             self._argmax = best.indices.tolist()
             self._max: list[float] = best.values.tolist()
-        _check_row(self._max[node], position=len(self._token_ids) + self._tree.depths[node])
+        _check_row(self._max[node], self._position(node))
         return self._argmax[node]
 
 
@@ -183,8 +222,8 @@ def _check_row(largest: float, position: int) -> None:
     if not abs(largest) < math.inf:  # NaN compares false, and max() passes NaN on
         raise NumericsError(
             f"the target's logits for the token at position {position} have {largest} as their "
-            "largest value; the weights or the dtype are at fault (try dtype=float32), or a logits "
-            "processor forbids every token"
+            "largest value; the weights or the dtype are at fault (try dtype=float32), a logits "
+            "processor forbids every token, or the temperature is too close to 0"
         )
 
 

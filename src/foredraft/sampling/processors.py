@@ -1,7 +1,7 @@
 """The logits processors of a request, in the order of `transformers`' `generate`.
 
-transformers' own classes do the work, so results equal it, ties included. Only the OpenAI-style
-presence and frequency penalties, which it lacks, are ours.
+transformers' own classes do the work, so results equal it, ties included. Ours are the OpenAI-style
+presence and frequency penalties, which it lacks, and a top-p that finds the same tokens sooner.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers.generation import logits_process as hf
@@ -34,6 +35,32 @@ class AnswerPenalty(hf.LogitsProcessor):  # type: ignore[misc]
             1, answer, torch.ones_like(answer, dtype=scores.dtype)
         )
         return scores - self.frequency * counts - self.presence * (counts > 0)
+
+
+class QuickTopPWarper(hf.TopPLogitsWarper):  # type: ignore[misc]
+    """Top-p from sorted values alone, on CPUs: torch takes some 40 times as long to sort with indices.
+
+    What goes is the head of the ascending order, so its length says which scores go. Only if equal
+    scores stand on both sides of the cut does their order count; the original then decides.
+    """
+
+    def __call__(self, input_ids: Tensor | None, scores: Tensor) -> Tensor:
+        """input_ids are not read; scores: float32 or float64 [B, V]."""
+        if scores.device.type != "cpu":
+            return self._sorting(scores)
+        ascending = torch.from_numpy(np.sort(scores.detach().numpy(), axis=-1))
+        removed = ascending.softmax(-1).cumsum(-1) <= 1 - self.top_p
+        removed[..., -self.min_tokens_to_keep :] = False
+        num_removed = removed.sum(-1, keepdim=True)
+        least_kept = ascending.gather(-1, num_removed)
+        last_removed = ascending.gather(-1, (num_removed - 1).clamp(min=0))
+        if bool(((num_removed > 0) & (last_removed == least_kept)).any()):
+            return self._sorting(scores)
+        return scores.masked_fill(scores < least_kept, self.filter_value)
+
+    def _sorting(self, scores: Tensor) -> Tensor:
+        filtered: Tensor = super().__call__(None, scores)
+        return filtered
 
 
 def resolve_bad_words(
@@ -70,7 +97,7 @@ def shaping_processors(
             )
         )
     if options.repetition_penalty != 1.0:
-        processors.append(hf.RepetitionPenaltyLogitsProcessor(options.repetition_penalty))
+        processors.append(hf.RepetitionPenaltyLogitsProcessor(float(options.repetition_penalty)))
     if options.presence_penalty or options.frequency_penalty:
         processors.append(
             AnswerPenalty(prompt_length, options.presence_penalty, options.frequency_penalty)
@@ -104,16 +131,19 @@ def sampling_warpers(options: GenerationOptions) -> list[Any]:
     if options.top_k:
         warpers.append(hf.TopKLogitsWarper(options.top_k))
     if options.top_p < 1.0:
-        warpers.append(hf.TopPLogitsWarper(float(options.top_p)))
+        warpers.append(QuickTopPWarper(float(options.top_p)))
     if options.min_p:
         warpers.append(hf.MinPLogitsWarper(float(options.min_p)))
     return warpers
 
 
 def _merge(built_in: list[Any], own: list[Any]) -> list[Any]:
-    """As in `generate`: an own processor of a built-in's class replaces it, the others follow."""
-    own_types = {type(p) for p in own}
-    return [p for p in built_in if type(p) not in own_types] + own
+    """As in `generate`: an own processor takes the place of a built-in of its class, the others follow."""
+    merged = [next((p for p in own if type(p) is type(b)), b) for b in built_in]
+    for processor in own:
+        if processor not in merged:
+            merged.append(processor)
+    return merged
 
 
 def banned_ids(options: GenerationOptions, bad_words: Sequence[Sequence[int]]) -> frozenset[int]:

@@ -8,6 +8,7 @@ beside it. The global generators of torch, numpy and Python are left alone.
 
 from __future__ import annotations
 
+import functools
 import secrets
 from typing import Protocol
 
@@ -53,18 +54,25 @@ def _mix(value: int) -> int:
     return value
 
 
-def _mix_tensor(values: Tensor) -> Tensor:
-    """`_mix` on int64 [N]; torch has no logical right shift, so the sign bits are masked away."""
+def _shifted(values: Tensor, shift: int, out: Tensor) -> Tensor:
+    """The logical right shift that torch lacks: the sign bits are masked away. Written to `out`."""
+    return torch.bitwise_right_shift(values, shift, out=out).bitwise_and_((1 << (64 - shift)) - 1)
+
+
+def _mix_in_place(values: Tensor, scratch: Tensor) -> Tensor:
+    """`_mix` on int64 [N]."""
     for shift, multiplier in zip(_SHIFTS, (*_MULTIPLIERS, 1), strict=True):
-        values = values ^ ((values >> shift) & ((1 << (64 - shift)) - 1))
+        values.bitwise_xor_(_shifted(values, shift, out=scratch))
         if multiplier != 1:
-            values = values * _signed(multiplier)
+            values.mul_(_signed(multiplier))
     return values
 
 
-def _to_unit(bits: Tensor) -> Tensor:
-    """The upper 53 bits as float64 in (0, 1), both ends left out."""
-    return (((bits >> 11) & ((1 << 53) - 1)).double() + 0.5) * 2.0**-53
+@functools.lru_cache(maxsize=4)
+def _token_multiples(vocab_size: int, device: torch.device) -> Tensor:
+    """What tells tokens apart before mixing, int64 [V]. Read only."""
+    tokens = torch.arange(1, vocab_size + 1, dtype=torch.int64, device=device)
+    return tokens * _signed(_GOLDEN)
 
 
 class SeededRandomness:
@@ -109,9 +117,11 @@ class SeededRandomness:
 
     def _draw_gumbel(self, position: int, vocab_size: int) -> Tensor:
         base = _mix(self._key + (position * _GOLDEN) + _GUMBEL & _MASK)
-        tokens = torch.arange(1, vocab_size + 1, dtype=torch.int64, device=self._device)
-        bits = _mix_tensor(tokens * _signed(_GOLDEN) + _signed(base))
-        return _to_unit(bits).log_().neg_().log_().neg_()
+        values = _token_multiples(vocab_size, self._device) + _signed(base)
+        scratch = torch.empty_like(values)
+        bits = _shifted(_mix_in_place(values, scratch), 11, out=scratch)
+        unit = bits.double().add_(0.5).mul_(2.0**-53)  # in (0, 1), both ends left out
+        return unit.log_().neg_().log_().neg_()
 
     def _uniform(self) -> float:
         """The next of the request's uniforms, in (0, 1)."""
