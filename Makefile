@@ -8,6 +8,7 @@
 #                         of PyTorch's index of CPU builds gives a small one. A build that pip
 #                         already knows locally (its `find-links` setting) needs no index.
 
+SHELL := bash
 PYTHON ?= python3
 TORCH_INDEX ?=
 WORKERS ?= 2
@@ -15,7 +16,13 @@ WORKERS ?= 2
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-DEMO_PROMPT := Correct the spelling mistakes in this text and change nothing else: placeholder
+# A summary takes much of its wording from the text, which is what drafting from the context feeds on.
+DEMO_PROMPT := Summarise this text. The lighthouse at Carrow Point was built in 1871, after the wreck \
+  of the Meridian. For ninety years one family kept the light. Anna Dell, the last keeper, climbed \
+  the 214 steps every evening at dusk, trimmed the lamp and wrote the weather in a green book. In \
+  1962 the lamp was replaced by an electric light, and the Dell family moved to the village. The \
+  green books are now in the village library, where Anna reads from them on the first Sunday of \
+  every month.
 
 .DEFAULT_GOAL := help
 .PHONY: help setup model demo test check bench clean
