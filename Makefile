@@ -41,7 +41,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@echo "Installing (PyTorch is the large part; a few minutes on a slow line)"
 	@set -o pipefail; $(BIN)/python -m pip install --disable-pip-version-check \
 	  $(if $(TORCH_INDEX),--extra-index-url "$(TORCH_INDEX)") -c constraints.txt -e '.[dev]' \
-	  | awk '/^Collecting|^Installing collected|^Successfully/ { print "  " substr($$0, 1, 90); fflush() }'
+	  | awk '/^Collecting/ { print "  " $$2 } /Downloading .*[MG]B/ || /^Installing/ { print substr($$0, 1, 90) } \
+	      { fflush() }'
 	@touch $(INSTALLED)
 
 model: setup ## Fetch the embedded model into the user's cache (once)
