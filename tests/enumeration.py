@@ -48,7 +48,7 @@ class EnumeratingRandomness:
         self._rows: dict[tuple[int, int], Tensor] = {}
 
     def choose(self, weights: Sequence[float]) -> int:
-        """Index of an option, with probability proportional to its weight; never one of weight 0."""
+        """Index of an option, with probability proportional to its weight; never of weight 0."""
         if self._num_made == len(self.decisions):
             options = [i for i, weight in enumerate(weights) if weight > 0]
             total = sum(weights)
