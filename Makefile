@@ -55,8 +55,8 @@ test: model ## Run the tests
 	$(BIN)/pytest -n $(WORKERS)
 
 check: setup ## Format, lint, strict types, import direction
-	$(BIN)/ruff format --check src tests
-	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/pytest -q tests/test_architecture.py
 
@@ -65,7 +65,7 @@ ifdef SCRIPT
 	$(BIN)/python "$(SCRIPT)" $(ARGS)
 else
 	@echo "Run one with: make bench SCRIPT=PATH [ARGS='...']"
-	@find benchmarks -name '*.py' | sort
+	@ls benchmarks/*/run.py
 endif
 
 clean: ## Remove .venv and what the tools left here; the model cache stays
