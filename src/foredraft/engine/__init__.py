@@ -1,0 +1,1 @@
+"""The decoding loop and what belongs to one request."""
