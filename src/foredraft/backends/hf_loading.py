@@ -43,18 +43,17 @@ def load_hf(
         (model, tokenizer), the model in eval mode.
 
     Raises:
-        ConfigError: an unknown dtype, or both device and device_map.
+        ConfigError: an unknown dtype or device, or both device and device_map.
         ModelError: the model cannot be found or read.
     """
     if device is not None and device_map is not None:
         raise ConfigError("device and device_map exclude each other; give one of them")
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    place = _place(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    weights = {"dtype": _dtype(dtype, place), "device_map": device_map}
     source, options = _source(str(name_or_path))
     options |= {"trust_remote_code": trust_remote_code, "revision": revision or "main"}
     try:
-        tokenizer, model, info = _read(
-            source, options, dtype=_dtype(dtype, place), device_map=device_map
-        )
+        tokenizer, model, info = _read(source, options, weights)
     except Exception as error:
         raise ModelError(_explain(str(name_or_path), options, error)) from error
     if info["missing_keys"]:
@@ -115,39 +114,51 @@ def _source(name: str) -> tuple[str, dict[str, Any]]:
                 "give one written by save_pretrained, a .gguf file, or a hub id"
             )
         return str(path), {}
-    if path.exists() or path.suffix == ".gguf" or path.is_absolute() or name.count("/") != 1:
-        _refuse_path(name, path)
-    return name, {"local_files_only": not hub_reachable()}
-
-
-def _refuse_path(name: str, path: Path) -> None:
-    """Raise for what is neither folder nor GGUF file, unless it may be a hub id without owner."""
     if path.exists():
         raise ModelError(
             f"{name!r} is neither a model folder nor a .gguf file; give one of them, or a hub id"
         )
-    if path.suffix == ".gguf" or "/" in name:
+    if path.suffix == ".gguf" or not _may_be_hub_id(name):
         raise ModelError(
             f"no model at {name!r}; check the path, or give a hub id such as owner/name"
         )
+    return name, {"local_files_only": not hub_reachable()}
+
+
+def _may_be_hub_id(name: str) -> bool:
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return True
 
 
 def _read(
-    source: str,
-    options: dict[str, Any],
-    *,
-    dtype: torch.dtype | str,
-    device_map: str | dict[str, Any] | None,
+    source: str, options: dict[str, Any], weights: dict[str, Any]
 ) -> tuple[Any, Any, dict[str, Any]]:
+    """Tokenizer, model and report; `options` apply to both, `weights` to the model alone."""
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     tokenizer = AutoTokenizer.from_pretrained(source, **options)
     if "gguf_file" in options:
-        options = options | {"quantization_config": GgufConfig(dequantize=True)}
+        weights = weights | {"quantization_config": GgufConfig(dequantize=True)}
     model, info = AutoModelForCausalLM.from_pretrained(
-        source, dtype=dtype, device_map=device_map, output_loading_info=True, **options
+        source, output_loading_info=True, **options, **weights
     )
     return tokenizer, model, info
+
+
+def _place(device: str | torch.device) -> torch.device:
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(
+            f"device={str(device)!r} is not available ({first_line(error)}); "
+            "give cpu, or a device that this PyTorch can use"
+        ) from error
 
 
 def _dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype | str:
@@ -165,15 +176,17 @@ def _explain(name: str, options: dict[str, Any], error: Exception) -> str:
     """One sentence: what failed, and the way out."""
     from huggingface_hub import constants
 
-    if "local_files_only" not in options:
-        way_out = "check that its files are complete, or write the folder or file again"
-    elif options["local_files_only"]:
-        way_out = (
-            f"it is not complete in the local cache and {constants.ENDPOINT} cannot be reached; "
+    reason, hub = first_line(error).rstrip("."), constants.ENDPOINT
+    if "trust_remote_code" in str(error) and not options["trust_remote_code"]:
+        return f"model {name!r} needs Python code of its own; trust it with trust_remote_code=True"
+    if options.get("local_files_only") and "couldn't connect" in reason:
+        return (
+            f"model {name!r} is not in the local cache, and {hub} cannot be reached; "
             "connect, or give a local folder"
         )
-    else:
-        way_out = f"check the name and your access to it on {constants.ENDPOINT}"
-    if "trust_remote_code" in str(error) and not options["trust_remote_code"]:
-        way_out = "it needs its own Python code: pass trust_remote_code=True if you trust it"
-    return f"model {name!r} cannot be loaded ({first_line(error).rstrip('.')}); {way_out}"
+    way_out = (
+        f"check the name, and your access to it on {hub}"
+        if "local_files_only" in options
+        else "check that its files are whole, or fetch them again"
+    )
+    return f"model {name!r} cannot be loaded ({reason}); {way_out}"
