@@ -69,9 +69,9 @@ ACCEPTED: dict[str, list[Any]] = {
 
 def pairs(table: dict[str, list[Any]]) -> list[Any]:
     return [
-        pytest.param(name, value, id=f"{name}={value!r:.40}")
+        pytest.param(name, value, id=f"{name}-{place}")
         for name, values in table.items()
-        for value in values
+        for place, value in enumerate(values)
     ]
 
 

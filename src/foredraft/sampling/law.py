@@ -277,7 +277,8 @@ class DraftLaw:
     def probs(self, logits: Tensor) -> Tensor:
         """q after temperature and filters: float64 [F, V]; point masses when greedy."""
         if self.greedy:
-            return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).double()
+            best = logits.max(-1).indices  # argmax is six times as slow in bfloat16
+            return torch.nn.functional.one_hot(best, logits.shape[-1]).double()
         scores = logits.float()
         for warper in self._warpers:  # temperature and filters do not read the context
             scores = warper(None, scores)
