@@ -13,8 +13,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import foredraft
 from common import bootstrap_interval, read_prompts, write_results
+
+import foredraft
 from foredraft.engine.agreement import compare
 
 

@@ -21,11 +21,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
+from common import SUITES, read_prompts, write_results
 from transformers.generation.streamers import BaseStreamer
 
 import foredraft
 import foredraft.methods
-from common import SUITES, read_prompts, write_results
 
 METHODS = ("autoregressive", "ngram:depth=7", "ngram:depth=15", "ngram:tree=3,2,1")
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
+from functools import partial
+from numbers import Integral, Real
 from typing import Any
 
 from foredraft.errors import ConfigError
 
 MAX_TREE_NODES = 512
 """Most nodes in a draft tree, and most tokens in one prefill pass: one limit sizes every buffer."""
+
+LEAST_TEMPERATURE = 1e-5
+"""Logits divided by less would overflow float32; 0 means greedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,14 +46,16 @@ class GenerationOptions:
     """Subtracted once from the logit of every token in the answer so far."""
     frequency_penalty: float = 0.0
     """Subtracted from a token's logit once per occurrence in the answer so far."""
-    logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
     """Token id -> value added to its logit; -inf forbids the token."""
     bad_words: Sequence[str | Sequence[int]] = ()
     """Words (or their token ids) that must not appear in the answer."""
     suppress_tokens: Sequence[int] = ()
     """Token ids that are never emitted."""
     logits_processors: Sequence[Any] = ()
-    """Your own `transformers.LogitsProcessor` objects, applied after the penalties and before temperature."""
+    """Your own `transformers.LogitsProcessor` objects, applied after the penalties and before
+    temperature. They see every prefix of the answer once, in order, and no rejected token; within the
+    last round they may see tokens behind a stop string, since text is read after verification."""
     seed: int | None = None
     """Same seed, same text; None draws one (it is reported in the result)."""
     choice: int = 0
@@ -62,51 +68,18 @@ class GenerationOptions:
     """Strings that end the answer; they are not part of its text."""
 
     def __post_init__(self) -> None:
-        whole = {"max_new_tokens": 1, "min_new_tokens": 0, "top_k": 0, "choice": 0}
-        for name, least in whole.items():
-            self._check(
-                name,
-                f"a whole number of {least} or more",
-                _is_int(getattr(self, name)) and getattr(self, name) >= least,
+        for name, rule in _RULES.items():
+            value = getattr(self, name)
+            try:
+                kept = rule.read(value)
+            except (TypeError, ValueError, OverflowError):
+                raise ConfigError(f"{name}={value!r} is not allowed; give {rule.allowed}") from None
+            object.__setattr__(self, name, kept)  # plain numbers and tuples, not the caller's lists
+        if self.min_new_tokens > self.max_new_tokens:
+            raise ConfigError(
+                f"min_new_tokens={self.min_new_tokens} is not allowed; "
+                f"give at most max_new_tokens={self.max_new_tokens}"
             )
-        for name in (
-            "temperature",
-            "min_p",
-            "top_p",
-            "repetition_penalty",
-            "presence_penalty",
-            "frequency_penalty",
-        ):
-            self._check(name, "a finite number", _is_finite(getattr(self, name)))
-        self._check("temperature", "0 (greedy) or more", self.temperature >= 0)
-        self._check("top_p", "above 0 and at most 1", 0 < self.top_p <= 1)
-        self._check("min_p", "between 0 and 1", 0 <= self.min_p <= 1)
-        self._check("repetition_penalty", "above 0", self.repetition_penalty > 0)
-        self._check("seed", "a whole number or None", self.seed is None or _is_int(self.seed))
-        self._check(
-            "stop",
-            "a sequence of non-empty strings",
-            not isinstance(self.stop, str) and all(isinstance(s, str) and s for s in self.stop),
-        )
-        self._check(
-            "bad_words",
-            "a sequence of words, not one string",
-            not isinstance(self.bad_words, str) and all(len(w) > 0 for w in self.bad_words),
-        )
-        self._check(
-            "logit_bias",
-            "finite numbers or -inf",
-            all(_is_number(b) and b < math.inf for b in self.logit_bias.values()),
-        )
-        self._check(
-            "min_new_tokens",
-            f"at most max_new_tokens={self.max_new_tokens}",
-            self.min_new_tokens <= self.max_new_tokens,
-        )
-
-    def _check(self, name: str, allowed: str, holds: bool) -> None:
-        if not holds:
-            raise ConfigError(f"{name}={getattr(self, name)!r} is not allowed; give {allowed}")
 
     def replace(self, **changes: Any) -> GenerationOptions:
         """These options with some changed; an unknown name is an error that lists the known ones."""
@@ -121,16 +94,113 @@ class GenerationOptions:
         return dataclasses.replace(self, **changes)
 
 
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """What an option may be, in words, and how a value is read; reading fails with any of
+    TypeError, ValueError and OverflowError."""
+
+    allowed: str
+    read: Callable[[Any], Any]
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)
+def _need(holds: bool) -> None:
+    if not holds:
+        raise ValueError
 
 
-def _is_finite(value: object) -> bool:
-    return _is_number(value) and math.isfinite(value)  # type: ignore[arg-type]
+def _whole_number(value: Any, least: int | None = None) -> int:
+    _need(isinstance(value, Integral) and not isinstance(value, bool))
+    _need(least is None or value >= least)
+    return int(value)
+
+
+def _number(value: Any) -> float:
+    _need(isinstance(value, Real) and not isinstance(value, bool))
+    number = float(value)
+    _need(math.isfinite(number))
+    return number
+
+
+def _whole(least: int) -> _Rule:
+    return _Rule(f"a whole number of {least} or more", partial(_whole_number, least=least))
+
+
+def _real(allowed: str, inside: Callable[[float], bool]) -> _Rule:
+    def read(value: Any) -> float:
+        number = _number(value)
+        _need(inside(number))
+        return number
+
+    return _Rule(f"a number, {allowed}", read)
+
+
+def _optional(rule: _Rule) -> _Rule:
+    return _Rule(f"{rule.allowed}, or None", lambda v: None if v is None else rule.read(v))
+
+
+def _sequence(allowed: str, item: Callable[[Any], Any]) -> _Rule:
+    def read(value: Any) -> tuple[Any, ...]:
+        _need(not isinstance(value, str | bytes | Mapping))
+        return tuple(item(v) for v in value)
+
+    return _Rule(f"a sequence of {allowed}", read)
+
+
+_token_id = partial(_whole_number, least=0)
+
+
+def _text(value: Any) -> str:
+    _need(isinstance(value, str) and bool(value))
+    return str(value)
+
+
+def _word(value: Any) -> str | tuple[int, ...]:
+    if isinstance(value, str):
+        return _text(value)
+    ids = tuple(_token_id(v) for v in value)
+    _need(bool(ids))
+    return ids
+
+
+def _callable(value: Any) -> Any:
+    _need(callable(value))
+    return value
+
+
+def _flag(value: Any) -> bool:
+    _need(isinstance(value, bool))
+    return bool(value)
+
+
+def _biases(value: Any) -> dict[int, float]:
+    _need(isinstance(value, Mapping))
+    return {_token_id(t): b if b == -math.inf else _number(b) for t, b in value.items()}
+
+
+_WHOLE = _Rule("a whole number", _whole_number)
+_TOKEN_IDS = _sequence("token ids", _token_id)
+_RULES: Mapping[str, _Rule] = {
+    "max_new_tokens": _whole(1),
+    "min_new_tokens": _whole(0),
+    "temperature": _real(
+        f"0 (greedy) or at least {LEAST_TEMPERATURE}", lambda t: t == 0 or t >= LEAST_TEMPERATURE
+    ),
+    "top_k": _whole(0),
+    "top_p": _real("above 0 and at most 1", lambda p: 0 < p <= 1),
+    "min_p": _real("between 0 and 1", lambda p: 0 <= p <= 1),
+    "repetition_penalty": _real("above 0", lambda p: p > 0),
+    "presence_penalty": _real("finite", math.isfinite),
+    "frequency_penalty": _real("finite", math.isfinite),
+    "logit_bias": _Rule("a mapping from token ids to finite numbers or -inf", _biases),
+    "bad_words": _sequence("words, as text or token ids, none of them empty", _word),
+    "suppress_tokens": _TOKEN_IDS,
+    "logits_processors": _sequence("transformers LogitsProcessor objects", _callable),
+    "seed": _optional(_WHOLE),
+    "choice": _whole(0),
+    "eos_token_ids": _optional(_TOKEN_IDS),
+    "ignore_eos": _Rule("True or False", _flag),
+    "stop": _sequence("non-empty strings", _text),
+}
 
 
 def default_of(options: type, name: str) -> Any:

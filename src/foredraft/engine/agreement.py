@@ -7,6 +7,7 @@ noise can do at that very point, and a *bug* otherwise.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Literal
@@ -74,18 +75,28 @@ def _judge(
     engine: Engine, plain: Result, other: Result, options: GenerationOptions, token: int
 ) -> Agreement:
     prefix = [*plain.prompt_ids, *plain.token_ids[:token]]
-    rows = _rows_after(engine, prefix)
-    law = engine.law(options, len(plain.prompt_ids))
-    tree = DraftTree.root_only(prefix[-1])
-    scored = []
-    for row in rows:
-        random = engine.randomness(plain.seed, options.choice)
-        scored.append(law.laws(tree, row[None], prefix, random).perturbed(0).double())
-    first, second = plain.token_ids[token], other.token_ids[token]
-    gap = abs(float(scored[0][first] - scored[0][second]))
+    scored = [
+        _scores(engine, plain, row, prefix, options).double() for row in _rows_after(engine, prefix)
+    ]
+    pair = [plain.token_ids[token], other.token_ids[token]]
+    gap = abs(float(scored[0][pair[0]] - scored[0][pair[1]]))
     noise = max(_largest_change(scored[0], wide) for wide in scored[1:])
-    tie = gap <= max(2 * noise, FLOAT32_TIE_GAP)
+    filtered = {tuple(torch.isfinite(row[pair]).tolist()) for row in scored}
+    at_filter = (
+        len(filtered) > 1
+    )  # top-k, top-p or min-p keeps a token in one pass and not in another
+    tie = at_filter or gap <= max(2 * noise, FLOAT32_TIE_GAP)
     return Agreement("tie" if tie else "bug", token, gap, noise)
+
+
+def _scores(
+    engine: Engine, plain: Result, row: Tensor, prefix: list[int], options: GenerationOptions
+) -> Tensor:
+    """What the choice after `prefix` maximises, [V]: processed scores plus the request's noise."""
+    own = copy.deepcopy(list(options.logits_processors))  # theirs may keep state, which is not ours
+    law = engine.law(options.replace(logits_processors=own), len(plain.prompt_ids))
+    random = engine.randomness(plain.seed, options.choice)
+    return law.laws(DraftTree.root_only(prefix[-1]), row[None], prefix, random).perturbed(0)
 
 
 def _rows_after(engine: Engine, prefix: list[int]) -> list[Tensor]:

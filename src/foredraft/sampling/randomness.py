@@ -19,10 +19,8 @@ _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _SHIFTS = (30, 27, 31)
-_GUMBEL, _UNIFORM = (
-    1,
-    2,
-)  # domains, so that acceptance noise never meets the noise that chooses tokens
+_GUMBEL, _UNIFORM = 1, 2  # domains: acceptance noise never meets the noise that chooses tokens
+_UNIT = 2.0**-52  # of 52 bits plus a half, which float64 holds exactly: neither 0 nor 1 comes out
 _NOISE_ROWS_KEPT = 64
 
 
@@ -119,15 +117,15 @@ class SeededRandomness:
         base = _mix(self._key + (position * _GOLDEN) + _GUMBEL & _MASK)
         values = _token_multiples(vocab_size, self._device) + _signed(base)
         scratch = torch.empty_like(values)
-        bits = _shifted(_mix_in_place(values, scratch), 11, out=scratch)
-        unit = bits.double().add_(0.5).mul_(2.0**-53)  # in (0, 1), both ends left out
+        bits = _shifted(_mix_in_place(values, scratch), 12, out=scratch)
+        unit = bits.double().add_(0.5).mul_(_UNIT)
         return unit.log_().neg_().log_().neg_()
 
     def _uniform(self) -> float:
         """The next of the request's uniforms, in (0, 1)."""
         self._num_uniforms += 1
         bits = _mix(_mix(self._key + _UNIFORM & _MASK) + self._num_uniforms * _GOLDEN & _MASK)
-        return ((bits >> 11) + 0.5) * 2.0**-53
+        return ((bits >> 12) + 0.5) * _UNIT
 
 
 def fresh_seed() -> int:
