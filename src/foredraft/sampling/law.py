@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cached_property
-from numbers import Integral
 from typing import Any
 
 import torch
@@ -83,10 +82,10 @@ class RequestLaw:
         }
         for name, ids in named.items():
             for token in ids:
-                if not isinstance(token, Integral) or not 0 <= token < self.vocab_size:
+                if token >= self.vocab_size:
                     raise ConfigError(
-                        f"{name} names token {token!r}; this model's ids are the whole numbers "
-                        f"from 0 to {self.vocab_size - 1}"
+                        f"{name} names token {token}; this model's ids go from 0 to "
+                        f"{self.vocab_size - 1}"
                     )
 
     def _without_end_tokens(self, bad_words: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
