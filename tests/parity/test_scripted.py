@@ -250,3 +250,31 @@ def test_drafts_are_cut_to_the_room_that_is_left(room: int, options: GenerationO
 def test_the_last_token_is_a_plain_round(options: GenerationOptions) -> None:
     steps = rounds_of(wrong([*PROMPT, *plain_answer(options)], 4, VOCAB_SIZE), options)
     assert [step.num_drafted for step in steps[-3:]] == [2, 1, 0]
+
+
+# --- what drafts are made of ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [kind for kind in Proposal if kind is not Proposal.RESAMPLED])
+def test_siblings_differ(kind: Proposal) -> None:
+    """A repeated sibling would keep the law, and waste a node."""
+    drafter = Watched(DraftModelDrafter(TARGET, kind))
+    list(checked_rounds(Engine(TARGET, drafter, FixedPolicy("3,2")), PROMPT, SAMPLING))
+    for tree in drafter.drafts:
+        for children in tree.children:
+            assert len({tree.token_ids[child] for child in children}) == len(children)
+
+
+@pytest.mark.parametrize("kind", list(Proposal))
+@both
+def test_the_draft_cache_keeps_what_was_accepted(
+    kind: Proposal, options: GenerationOptions
+) -> None:
+    """Case 7: it lacks the new root and, when all was accepted, the last draft token; no more."""
+    drafter = Watched(DraftModelDrafter(TARGET, kind))
+    engine = Engine(TARGET, drafter, FixedPolicy("2,2,1"))
+    length = len(PROMPT)
+    for step in checked_rounds(engine, PROMPT, options):
+        length += len(step.token_ids)
+        if step.num_drafted:
+            assert drafter.states[-1].length >= length - 2
