@@ -94,12 +94,15 @@ class SeededRandomness:
         return self._uniform() < prob
 
     def categorical(self, probs: Tensor) -> int:
-        """Index drawn by inverting the cumulative sum, so that an index of weight 0 is never drawn."""
-        cumulative = probs.double().cumsum(-1)
-        total = float(cumulative[-1])
-        index = int(torch.searchsorted(cumulative, self._uniform() * total, right=True))
-        last = int(probs.nonzero()[-1]) if index >= len(probs) else index
-        return min(index, last)
+        """Index drawn by inverting the cumulative sum over the support alone.
+
+        So an index of weight 0 is never drawn, however a device rounds its partial sums.
+        """
+        support = probs.nonzero().squeeze(-1)
+        cumulative = probs[support].double().cumsum(-1)
+        target = self._uniform() * float(cumulative[-1])
+        index = int(torch.searchsorted(cumulative, target, right=True))
+        return int(support[min(index, len(support) - 1)])
 
     def gumbel(self, position: int, vocab_size: int) -> Tensor:
         """Gumbel noise [V] of (seed, choice, position, token id).
