@@ -26,25 +26,31 @@ def show_comparison(
     engine: Engine, plain: Result, drafted: Result, agreement: Agreement, console: Console
 ) -> None:
     """Both answers side by side, accepted draft tokens coloured, and what drafting gained."""
-    columns = Table.grid(expand=True, padding=(0, 1))
-    columns.add_column(ratio=1)
-    columns.add_column(ratio=1)
-    columns.add_row(
-        Panel(Text(plain.text), title="plain decoding", subtitle=_summary(plain.stats)),
-        Panel(_coloured(engine, drafted), title=_title(engine), subtitle=_summary(drafted.stats)),
+    answers = Table.grid(expand=True, padding=(0, 1))
+    answers.add_column(ratio=1)
+    answers.add_column(ratio=1)
+    answers.add_row(
+        Panel(Text(plain.text), title="plain decoding"),
+        Panel(_coloured(engine, drafted), title=_title(engine)),
     )
-    console.print(columns)
+    console.print(answers)
+    console.print(_speeds(plain.stats, drafted.stats, _title(engine)))
+    accepted = f"{sum(drafted.accepted)} of {len(drafted.token_ids)} tokens"
+    console.print(Text.assemble((accepted, ACCEPTED_STYLE), " were drafted and accepted"))
     if plain.stats.tokens_per_s and drafted.stats.tokens_per_s:
         ratio = drafted.stats.tokens_per_s / plain.stats.tokens_per_s
-        console.print(f"speed-up: {ratio:.2f}x   ", end="", highlight=False)
+        console.print(f"speed-up:  {ratio:.2f}x", highlight=False)
     console.print(f"identical: {agreement}", highlight=False)
-    accepted = sum(drafted.accepted)
-    console.print(
-        Text.assemble(
-            (f"{accepted} of {len(drafted.token_ids)} tokens", ACCEPTED_STYLE),
-            (" came from drafts that the model itself agreed with", "dim"),
-        )
-    )
+
+
+def _speeds(plain: Statistics, drafted: Statistics, title: str) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("")
+    for name in ("tokens", "passes", "tokens/s"):
+        table.add_column(name, justify="right")
+    for name, stats in (("plain decoding", plain), (title, drafted)):
+        table.add_row(name, str(stats.completion_tokens), str(len(stats.rounds)), _speed(stats))
+    return table
 
 
 def _coloured(engine: Engine, result: Result) -> Text:
@@ -64,8 +70,11 @@ def _title(engine: Engine) -> str:
 
 
 def _summary(stats: Statistics) -> str:
-    speed = f"{stats.tokens_per_s:.1f}" if stats.tokens_per_s else "-"
-    return f"{stats.completion_tokens} tokens, {len(stats.rounds)} passes, {speed} tokens/s"
+    return f"{stats.completion_tokens} tokens, {len(stats.rounds)} passes, {_speed(stats)} tokens/s"
+
+
+def _speed(stats: Statistics) -> str:
+    return f"{stats.tokens_per_s:.1f}" if stats.tokens_per_s else "-"
 
 
 def _ending(result: Result) -> str:
