@@ -90,7 +90,8 @@ class DraftModelState:
         return logits
 
     def _score_root(self, text: Sequence[int]) -> Tensor:
-        gap = text[self._state.length :]
+        known = self._model.vocab_size  # what it lacks is read as another token: only drafts suffer
+        gap = [token if token < known else 0 for token in text[self._state.length :]]
         if len(gap) > CATCH_UP_ROWS:
             self._state.prefill(gap[:-1])
             gap = gap[-1:]
