@@ -98,11 +98,10 @@ def _load_model(
     source: Any, tokenizer: Any | None, report: Callable[[str], None], **options: Any
 ) -> tuple[Target, Any | None]:
     """A backend and its tokenizer from any form a model may come in."""
-    if isinstance(source, Target):
-        return source, tokenizer
     if not isinstance(source, str | Path):
         _refuse_placement(options)
-        return HFTarget(source, tokenizer), tokenizer
+        is_backend = isinstance(source, Target)
+        return source if is_backend else HFTarget(source, tokenizer), tokenizer
     if tokenizer is not None:
         raise ConfigError("tokenizer=... is for an already loaded model; a name brings its own")
     path = zoo.path(str(source), report=report) if zoo.is_embedded(str(source)) else source

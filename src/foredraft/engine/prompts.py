@@ -10,6 +10,7 @@ from foredraft.errors import ConfigError, PromptError
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int] | Sequence[Message]
 """Text (continued as it is), token ids, or chat messages (the model's chat template is applied)."""
+_KINDS = "give text, a list of token ids, or a list of messages"
 
 
 def encode_prompt(prompt: Prompt, tokenizer: Any | None, vocab_size: int) -> list[int]:
@@ -19,6 +20,8 @@ def encode_prompt(prompt: Prompt, tokenizer: Any | None, vocab_size: int) -> lis
         PromptError: the prompt is empty, malformed, or has ids outside the vocabulary.
         ConfigError: it needs a tokenizer or a chat template and there is none.
     """
+    if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
+        raise PromptError(f"the prompt is of type {type(prompt).__name__}; {_KINDS}")
     if isinstance(prompt, str):
         token_ids = list(_need(tokenizer, "a prompt of text")(prompt)["input_ids"])
     elif len(prompt) and isinstance(prompt[0], Mapping):
@@ -56,9 +59,7 @@ def _encode_chat(messages: Sequence[Message], tokenizer: Any) -> list[int]:
 def _check_ids(prompt: Sequence[Any], vocab_size: int) -> list[int]:
     for token in prompt:
         if not isinstance(token, int) or isinstance(token, bool):
-            raise PromptError(
-                f"the prompt holds {token!r}; give text, a list of token ids, or a list of messages"
-            )
+            raise PromptError(f"the prompt holds {token!r}; {_KINDS}")
         if not 0 <= token < vocab_size:
             raise PromptError(
                 f"the prompt holds token {token}; this model's ids go from 0 to {vocab_size - 1}"
