@@ -1,0 +1,204 @@
+"""Recipes by name: what they are made of, and which options they do not take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import foredraft
+from foredraft import ConfigError
+from foredraft.backends.table import TableModel
+from foredraft.drafters.draft_model import DraftModelDrafter
+from foredraft.drafters.ngram import NgramDrafter
+from foredraft.methods import BEST, RECIPES, parse_method
+from foredraft.policies.fixed import FixedPolicy
+from foredraft.tree import Proposal
+from foredraft.verifiers import VERIFIERS
+
+TARGET, DRAFT = TableModel.random(6, seed=1), TableModel.random(6, seed=2)
+PROMPT = (1, 2, 3, 1, 2)
+
+
+def shape(policy: Any) -> tuple[int, ...]:
+    assert isinstance(policy, FixedPolicy)
+    return policy.k_config
+
+
+# --- what a name stands for -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_bare_name_is_a_recipe_without_options(name: str) -> None:
+    method = parse_method(name)
+    assert (method.name, dict(method.options)) == (name, {})
+
+
+def test_autoregressive_is_plain_decoding() -> None:
+    parts = parse_method("autoregressive").build()
+    assert (parts.drafter, parts.policy) == (None, None)
+
+
+def test_ngram_looks_up_the_lengths_it_is_given() -> None:
+    drafter = parse_method("ngram:min=3:max=4").build().drafter
+    assert isinstance(drafter, NgramDrafter)
+    assert (drafter.min_match, drafter.max_match) == (3, 4)
+
+
+@pytest.mark.parametrize("name", ["ngram", "speculative"])
+@pytest.mark.parametrize(
+    ("option", "widths"), [("depth=3", (1, 1, 1)), ("tree=4,2", (4, 2)), ("tree=2", (2,))]
+)
+def test_the_shape_is_the_one_given(name: str, option: str, widths: tuple[int, ...]) -> None:
+    method = parse_method(f"{name}:{option}")
+    assert shape(method.build(DRAFT if method.needs_draft_model else None).policy) == widths
+
+
+@pytest.mark.parametrize("name", ["ngram", "speculative"])
+def test_without_a_shape_the_drafters_own_is_taken(name: str) -> None:
+    method = parse_method(name)
+    parts = method.build(DRAFT if method.needs_draft_model else None)
+    assert parts.drafter is not None
+    assert shape(parts.policy) == shape(parts.drafter.default_policy)
+
+
+@pytest.mark.parametrize("verifier", VERIFIERS)
+def test_a_draft_model_proposes_what_its_verifier_wants(verifier: str) -> None:
+    drafter = parse_method("speculative").build(DRAFT, verifier=verifier).drafter
+    assert isinstance(drafter, DraftModelDrafter)
+    wanted = Proposal.COUPLED if verifier == "exact" else Proposal.SAMPLED
+    assert drafter.proposal is wanted
+
+
+@pytest.mark.parametrize("kind", Proposal, ids=lambda kind: kind.value)
+def test_a_proposal_can_be_named(kind: Proposal) -> None:
+    drafter = parse_method("speculative").build(DRAFT, proposal=kind.value).drafter
+    assert drafter is not None
+    assert drafter.proposals == {kind}
+
+
+def test_a_choice_beside_the_method_goes_before_its_own_option() -> None:
+    assert shape(parse_method("ngram:tree=2,2").build(tree="3").policy) == (3,)
+
+
+# --- through load -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("choices", "drafter"),
+    [
+        ({}, NgramDrafter),
+        ({"drafter": "ngram"}, NgramDrafter),
+        ({"drafter": "none"}, type(None)),
+        ({"method": "autoregressive"}, type(None)),
+        ({"method": "autoregressive", "drafter": "none"}, type(None)),
+        ({"drafter": DRAFT}, DraftModelDrafter),
+        ({"method": "speculative:depth=2", "drafter": DRAFT}, DraftModelDrafter),
+    ],
+    ids=str,
+)
+def test_a_drafter_implies_a_method(choices: dict[str, Any], drafter: type) -> None:
+    assert isinstance(foredraft.load(TARGET, **choices).drafter, drafter)
+
+
+def test_no_method_is_the_best_there_is() -> None:
+    named, unnamed = foredraft.load(TARGET, method=BEST), foredraft.load(TARGET)
+    assert type(named.drafter) is type(unnamed.drafter)
+
+
+@pytest.mark.parametrize("name", ["autoregressive", "ngram:tree=3,1", "speculative:tree=2,2"])
+def test_every_method_answers_as_plain_decoding(name: str) -> None:
+    drafter = DRAFT if parse_method(name).needs_draft_model else None
+    engine = foredraft.load(TARGET, method=name, drafter=drafter)
+    request = {"temperature": 0.8, "seed": 1, "max_new_tokens": 20}
+    plain = engine.without_drafts().generate(PROMPT, **request)
+    assert engine.generate(PROMPT, **request).token_ids == plain.token_ids
+
+
+# --- refused, with the way out ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "unknown method ''; available: autoregressive, ngram, speculative"),
+        ("ngarm", "unknown method 'ngarm'; did you mean 'ngram'?"),
+        ("medusa", "unknown method 'medusa'; available:"),
+        ("ngram:dept=3", "method 'ngram' has no option 'dept=3'; did you mean 'depth'?"),
+        ("ngram:zzz=3", "method 'ngram' has no option 'zzz=3'; available: depth, tree, min, max"),
+        ("ngram:depth", "method 'ngram' has no option 'depth'"),
+        ("ngram:", "method 'ngram' has no option ''"),
+        ("ngram:depth=x", "option 'depth=x' of method 'ngram' must be of type int"),
+        ("ngram:min=", "option 'min=' of method 'ngram' must be of type int"),
+        ("ngram:proposal=sampled", "method 'ngram' has no option 'proposal=sampled'"),
+        ("autoregressive:tree=2", "method 'autoregressive' has no option 'tree=2'"),
+    ],
+)
+def test_a_method_that_cannot_be_read(text: str, complaint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_method(text)
+    assert complaint in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("choices", "complaint"),
+    [
+        ({"method": "autoregressive", "tree": "2"}, "tree='2' has no meaning"),
+        ({"drafter": "none", "tree": "2"}, "tree='2' has no meaning for method 'autoregressive'"),
+        ({"drafter": "none", "proposal": "sampled"}, "proposal='sampled' has no meaning"),
+        ({"method": "ngram", "proposal": "sampled"}, "proposal='sampled' has no meaning"),
+        ({"method": "speculative"}, "'speculative' needs a draft model; pass drafter=MODEL"),
+        ({"method": "ngram", "drafter": DRAFT}, "'ngram' takes no draft model; leave drafter out"),
+        ({"method": "ngram", "drafter": "none"}, "drafter='none' does not go with method 'ngram'"),
+        ({"method": "speculative", "drafter": "ngram"}, "drafter='ngram' does not go with method"),
+        ({"method": "ngram:depth=3", "tree": "2"}, "both give the shape; leave one out"),
+        ({"tree": "4,0,2"}, "tree '4,0,2' has a depth without children"),
+        ({"method": "ngram:depth=0"}, "without children"),
+        ({"method": "ngram:depth=9999"}, "needs more than 512 nodes"),
+        ({"method": "ngram:min=4:max=2"}, "n-gram lengths 4..2 are not a range"),
+        ({"verifier": "exakt"}, "unknown verifier 'exakt'; did you mean 'exact'?"),
+        ({"verifier": "traversal"}, "NgramDrafter makes deterministic proposals"),
+        ({"drafter": DRAFT, "proposal": "simple"}, "unknown proposal 'simple'; did you mean"),
+        ({"drafter": DRAFT, "verifier": "block", "tree": "2,2"}, "BlockVerifier verifies chains"),
+    ],
+    ids=str,
+)
+def test_choices_that_cannot_be_honoured_are_refused(
+    choices: dict[str, Any], complaint: str
+) -> None:
+    """Nothing is parsed and then ignored."""
+    with pytest.raises(ConfigError) as caught:
+        foredraft.load(TARGET, **choices)
+    assert complaint in str(caught.value)
+
+
+def test_the_choices_are_read_before_a_model_is_loaded() -> None:
+    with pytest.raises(ConfigError, match="unknown method"):
+        foredraft.load("./no-such-folder", method="medusa")
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"dtype": "float32"},
+        {"device": "cpu"},
+        {"device_map": "auto"},
+        {"revision": "main"},
+        {"trust_remote_code": True},
+    ],
+    ids=str,
+)
+def test_a_loaded_model_cannot_be_placed_again(choice: dict[str, Any]) -> None:
+    name, value = next(iter(choice.items()))
+    with pytest.raises(ConfigError, match=f"{name}={value!r} cannot be applied"):
+        foredraft.load(object(), **choice)
+
+
+def test_a_backend_cannot_be_placed_again() -> None:
+    with pytest.raises(ConfigError, match="dtype='float32' cannot be applied"):
+        foredraft.load(TARGET, dtype="float32")
+
+
+def test_a_named_model_brings_its_own_tokenizer() -> None:
+    with pytest.raises(ConfigError, match=r"tokenizer=\.\.\. is for an already loaded model"):
+        foredraft.load("./no-such-folder", tokenizer=object())
