@@ -17,12 +17,9 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 
 # A summary takes much of its wording from the text, which is what drafting from the context feeds on.
-DEMO_PROMPT := Summarise this text. The lighthouse at Carrow Point was built in 1871, after the wreck \
-  of the Meridian. For ninety years one family kept the light. Anna Dell, the last keeper, climbed \
-  the 214 steps every evening at dusk, trimmed the lamp and wrote the weather in a green book. In \
-  1962 the lamp was replaced by an electric light, and the Dell family moved to the village. The \
-  green books are now in the village library, where Anna reads from them on the first Sunday of \
-  every month.
+DEMO_PROMPT := Extract every name and year from this text as a list. The lighthouse at Carrow Point was \
+  built in 1871, after the wreck of the Meridian. Anna Dell, the last keeper, trimmed the lamp every \
+  evening. In 1962 the lamp was replaced by an electric light, and the Dell family moved to the village.
 
 .DEFAULT_GOAL := help
 .PHONY: help setup model demo test check bench clean
