@@ -72,6 +72,8 @@ def probe_error(
     for leaf in sorted(set(range(len(parents))) - set(parents)):
         path = _path(parents, leaf)
         alone = reference(prefix + [nodes[node] for node in path])[-len(path) :]
+        if alone.isnan().any():
+            raise ModelError("its logits are NaN; check the weights, or try dtype=float32")
         errors.append(_relative_error(scored[path], alone))
     return max(errors)
 
