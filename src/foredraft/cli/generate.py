@@ -11,7 +11,7 @@ from rich.console import Console
 
 from foredraft.cli.failures import FAILURE, clear_failures
 from foredraft.config import GenerationOptions, default_of
-from foredraft.errors import ConfigError
+from foredraft.errors import ConfigError, PromptError
 
 if TYPE_CHECKING:
     from foredraft.engine.engine import Engine
@@ -97,9 +97,12 @@ def _read_prompt(prompt: str | None) -> str:
         raise ConfigError(
             "there is no prompt; give --prompt TEXT, or --prompt - to read it from stdin"
         )
-    if prompt is None or prompt == "-":
+    if prompt is not None and prompt != "-":
+        return prompt
+    try:
         return sys.stdin.read()
-    return prompt
+    except UnicodeDecodeError as error:
+        raise PromptError(f"the prompt on stdin is not text ({error}); give it as UTF-8") from None
 
 
 def _load(model: str, **choices: str | None) -> Engine:

@@ -23,7 +23,7 @@ def encode_prompt(prompt: Prompt, tokenizer: Any | None, vocab_size: int) -> lis
     if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
         raise PromptError(f"the prompt is of type {type(prompt).__name__}; {_KINDS}")
     if isinstance(prompt, str):
-        token_ids = list(_need(tokenizer, "a prompt of text")(prompt)["input_ids"])
+        token_ids = _encode(_need(tokenizer, "a prompt of text"), prompt)
     elif len(prompt) and isinstance(prompt[0], Mapping):
         token_ids = _encode_chat(prompt, _need(tokenizer, "a prompt of messages"))  # type: ignore[arg-type]
     else:
@@ -53,7 +53,18 @@ def _encode_chat(messages: Sequence[Message], tokenizer: Any) -> list[int]:
         )
     except Exception as error:  # templates raise what they like: jinja's errors, type errors
         raise PromptError(f"the model's chat template refuses these messages: {error}") from error
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return _encode(tokenizer, text, add_special_tokens=False)
+
+
+def _encode(tokenizer: Any, text: str, **options: Any) -> list[int]:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise PromptError(
+            f"the prompt holds {text[error.start]!r}, which is half a character or a byte that is not "
+            "UTF-8; give it as valid text"
+        ) from None
+    return list(tokenizer(text, **options)["input_ids"])
 
 
 def _check_ids(prompt: Sequence[Any], vocab_size: int) -> list[int]:
