@@ -129,6 +129,8 @@ CHAT = byte_tokenizer()
         ([-1], "holds token -1"),
         ([1.5], "holds 1.5; give text, a list of token ids, or a list of messages"),
         ([True], "holds True"),
+        ("caf\udce9", "holds '\\udce9', which is half a character or a byte"),
+        ([{"role": "user", "content": "\ud83d"}], "holds '\\ud83d'"),
         (5, "is of type int; give text, a list of token ids, or a list of messages"),
         (None, "is of type NoneType"),
         (b"cat", "is of type bytes"),
