@@ -34,26 +34,21 @@ from foredraft.methods import parse_method
 AT_ZERO = (
     "ngram:depth=7",
     "ngram:tree=4,2,2,1",
-    "ngram:depth=7:verifier=rejection",
     "ngram:tree=4,2,2,1:verifier=rejection",
     "speculative:depth=4",
-    "speculative:tree=4,2,2,1",
-    "speculative:tree=4,2,2,1:proposal=deterministic:verifier=rejection",
+    "speculative:tree=2,2,1",
+    "speculative:tree=2,2,1:proposal=deterministic:verifier=rejection",
     "speculative:depth=4:verifier=rejection",
     "speculative:depth=4:verifier=block",
     "speculative:depth=4:verifier=traversal",
-    "speculative:tree=3,2,1:proposal=sampled:verifier=rejection",
-    "speculative:tree=3,2,1:proposal=sampled:verifier=traversal",
-    "speculative:tree=3,2,1:proposal=resampled:verifier=rejection",
-    "speculative:tree=3,2,1:proposal=resampled:verifier=traversal",
+    "speculative:tree=2,2,1:proposal=sampled:verifier=traversal",
+    "speculative:tree=2,2,1:proposal=resampled:verifier=rejection",
 )
 SAMPLED = (
-    "ngram:depth=7",
     "ngram:tree=4,2,2,1",
     "speculative:depth=4",
-    "speculative:tree=4,2,2,1",
-    "speculative:tree=3,2,1:proposal=sampled",
-    "speculative:tree=3,2,1:proposal=deterministic",
+    "speculative:tree=2,2,1",
+    "speculative:tree=2,2,1:proposal=sampled",
 )
 """Under the exact verifier, whose seeds reproduce whatever is drafted."""
 
