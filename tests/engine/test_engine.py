@@ -257,6 +257,12 @@ def test_a_stream_that_is_left_early_frees_its_session(num_steps: int) -> None:
     assert parts.engine.generate(PROMPT, REQUEST).token_ids == ANSWER
 
 
+def test_a_stream_that_is_read_to_its_end_frees_its_session() -> None:
+    parts = Parts()
+    assert list(parts.engine.stream(PROMPT, REQUEST))
+    assert parts.all_closed
+
+
 def test_closing_twice_frees_once() -> None:
     parts = Parts()
     stream = parts.engine.stream(PROMPT, REQUEST)
@@ -328,8 +334,9 @@ def test_a_fault_inside_a_round_frees_the_session(stage: str) -> None:
     """Case 75: the fault reaches the caller, and the next request is as any other."""
     parts = Parts()
     parts.target.failing = stage
+    stream = parts.engine.stream(PROMPT, REQUEST)
     with pytest.raises(RuntimeError, match=f"out of memory in {stage}"):
-        parts.engine.generate(PROMPT, REQUEST)
+        list(stream)
     assert parts.all_closed
     parts.target.failing = ""
     assert parts.engine.generate(PROMPT, REQUEST).token_ids == ANSWER
