@@ -7,11 +7,13 @@ verifier, whatever the policy looks at (design, section 4.2).
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
 
+from foredraft.errors import ConfigError
 from foredraft.protocols import DraftContext, DraftLimits, Frontier, PolicyState
 from foredraft.tree import DraftTree, TreeBuilder
 
@@ -31,11 +33,15 @@ class CandidateSource(Protocol):
 def grow_tree(
     context: DraftContext, policy: PolicyState, builder: TreeBuilder, source: CandidateSource
 ) -> DraftTree:
-    """The tree that `policy` grows from `source` within the limits of the round."""
-    limits = policy.plan(context.limits)
+    """The tree that `policy` grows from `source` within the limits of the round.
+
+    Raises:
+        ConfigError: the policy gave something else than one count for each node.
+    """
+    limits = _tightest(policy.plan(context.limits), context.limits)
     frontier: tuple[int, ...] = (0,)
-    for depth in range(min(limits.max_depth, context.limits.max_depth)):
-        asked = policy.grow(_frontier(depth, frontier, builder, source))
+    for depth in range(limits.max_depth):
+        asked = _asked(policy, _frontier(depth, frontier, builder, source))
         counts = _affordable(asked, limits, len(builder) - 1)
         if not any(counts):
             break
@@ -51,6 +57,29 @@ def _frontier(
 ) -> Frontier:
     tokens = tuple(builder.token_ids[n] for n in nodes)
     return Frontier(depth, nodes, tokens, lambda: source.log_probs(nodes))
+
+
+def _tightest(planned: DraftLimits, limits: DraftLimits) -> DraftLimits:
+    """The policy's limits, as far as those of the round allow them."""
+    return DraftLimits(
+        min(planned.max_depth, limits.max_depth),
+        min(planned.max_nodes, limits.max_nodes),
+        planned.chains_only or limits.chains_only,
+    )
+
+
+def _asked(policy: PolicyState, frontier: Frontier) -> list[int]:
+    asked = policy.grow(frontier)
+    try:
+        counts = [int(operator.index(count)) for count in asked]
+    except TypeError:
+        counts = []
+    if len(counts) != len(frontier.nodes) or min(counts) < 0:
+        raise ConfigError(
+            f"{type(policy).__name__} asked for {asked!r} children of {len(frontier.nodes)} nodes; "
+            "it must give one whole number of 0 or more for each node"
+        )
+    return counts
 
 
 def _affordable(asked: Sequence[int], limits: DraftLimits, num_drafted: int) -> list[int]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from foredraft.config import MAX_TREE_NODES, GenerationOptions
 from foredraft.engine.clock import StageClock
+from foredraft.engine.contracts import check_kind
 from foredraft.engine.decoder import decode
 from foredraft.engine.legality import check_legal
 from foredraft.engine.prompts import Prompt, encode_prompt
@@ -47,6 +48,14 @@ class Engine:
         verifier: Verifier | None = None,
         tokenizer: Any | None = None,
     ) -> None:
+        check_kind("target", target, Target)
+        for name, part, kind in (
+            ("drafter", drafter, Drafter),
+            ("policy", policy, Policy),
+            ("verifier", verifier, Verifier),
+        ):
+            if part is not None:
+                check_kind(name, part, kind)
         self.target, self.drafter, self.tokenizer = target, drafter, tokenizer
         self.verifier: Verifier = verifier or ExactVerifier()
         if drafter is None and policy is not None:
@@ -98,6 +107,8 @@ class Engine:
         The request is checked here, before the first step is asked for.
         """
         started = time.perf_counter()
+        if options is not None:
+            check_kind("options", options, GenerationOptions)
         options = (options or GenerationOptions()).replace(**changes)
         prompt_ids = encode_prompt(prompt, self.tokenizer, self.target.vocab_size)
         seed = None

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from foredraft.engine.clock import StageClock
+from foredraft.engine.contracts import check_draft, check_verdict
 from foredraft.engine.stopping import StopState, Taken
 from foredraft.protocols import (
     DraftContext,
@@ -76,7 +77,9 @@ class Session:
             return DraftTree.root_only(self.token_ids[-1])
         limits = DraftLimits(max_depth, self._drafting.max_nodes, self._drafting.chains_only)
         context = DraftContext(self.token_ids, limits, self._law.draft, self.random)
-        return self._drafting.drafter.draft(context, self._drafting.policy)
+        tree = self._drafting.drafter.draft(context, self._drafting.policy)
+        check_draft(tree, self.token_ids[-1], limits, self._law.vocab_size)
+        return tree
 
     def laws(self, tree: DraftTree, logits: Tensor) -> TargetLaws:
         """The target's laws over the scored tree, processed as they are read."""
@@ -84,6 +87,7 @@ class Session:
 
     def take(self, tree: DraftTree, verdict: Verdict) -> Step:
         """Trim what was verified at the first stop or limit, and make it text: ids, caches, counts."""
+        check_verdict(verdict, tree, self._law.vocab_size)
         taken = self._stop.take(verdict.token_ids)
         kept = verdict.token_ids[: taken.num_kept]
         self.token_ids.extend(kept)

@@ -118,7 +118,7 @@ class RequestLaw:
             context = torch.as_tensor(token_ids, dtype=torch.int64, device=row.device)[None]
             scores = scores.clone()  # users' processors may write in place; the row is the model's
             for processor in self._processors:
-                scores = processor(context, scores)
+                scores = _checked(processor, processor(context, scores), row)
         for warper in self._warpers:
             scores = warper(None, scores)
         return scores[0]
@@ -215,6 +215,17 @@ class TargetLaws:
             self._max: list[float] = best.values.tolist()
         _check_row(self._max[node], self._position(node))
         return self._argmax[node]
+
+
+def _checked(processor: Any, scores: Any, row: Tensor) -> Tensor:
+    """What a processor gave; a user's may give anything."""
+    if isinstance(scores, Tensor) and scores.shape == (1, *row.shape):
+        return scores
+    given = list(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+    raise ConfigError(
+        f"the logits processor {type(processor).__name__} returned {given}; "
+        f"it must return a tensor of scores [1, {len(row)}]"
+    )
 
 
 def _check_row(largest: float, position: int) -> None:
