@@ -151,6 +151,7 @@ _token_id = partial(_whole_number, least=0)
 
 def _text(value: Any) -> str:
     _need(isinstance(value, str) and bool(value))
+    value.encode()  # a ValueError for half a character, which no answer holds
     return str(value)
 
 

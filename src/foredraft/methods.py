@@ -110,13 +110,19 @@ def parse_method(text: str) -> Method:
     """Read `name[:option=value]...`.
 
     Raises:
-        ConfigError: an unknown recipe or option, or a value of the wrong type; the known ones are listed.
+        ConfigError: an unknown recipe or option (the known ones are listed), one given twice, or a
+            value of the wrong type.
     """
     name, *pairs = text.split(":")
     if name not in RECIPES:
         raise ConfigError(f"unknown method {name!r}; {_suggest(name, RECIPES)}")
     types = _option_types(RECIPES[name])
-    options = dict(_read_option(name, pair, types) for pair in pairs)
+    options: dict[str, Any] = {}
+    for pair in pairs:
+        key, value = _read_option(name, pair, types)
+        if key in options:
+            raise ConfigError(f"method {text!r} gives {key} twice; leave one out")
+        options[key] = value
     return Method(name, "draft_model" in inspect.signature(RECIPES[name]).parameters, options)
 
 

@@ -21,6 +21,8 @@ def text_config(model: Any) -> Any:
 def refuse_unsupported(model: Any) -> None:
     """Raise a `ModelError` for a model that cannot decode speculatively, without running it."""
     name = type(model).__name__
+    if not hasattr(model, "config") or not hasattr(model, "get_output_embeddings"):
+        raise ModelError(f"{name} is not a transformers model; give a causal language model")
     if getattr(model.config, "is_encoder_decoder", False):
         raise ModelError(f"{name} is an encoder-decoder; give a decoder-only causal language model")
     if model.get_output_embeddings() is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import urllib.request
@@ -104,17 +105,17 @@ def hub_reachable(timeout_s: float = REACH_TIMEOUT_S) -> bool:
 
 def _source(name: str) -> tuple[str, dict[str, Any]]:
     """What to hand to `from_pretrained`: a folder or hub id, and options that belong to it."""
-    path = Path(name).expanduser()
-    if path.suffix == ".gguf" and path.is_file():
+    path = Path(os.path.expanduser(name))  # a user that does not exist stays as it is
+    if path.suffix == ".gguf" and os.path.isfile(path):
         return str(path.parent), {"gguf_file": path.name}
-    if path.is_dir():
+    if os.path.isdir(path):  # False, not an error, where a name is too long for a path
         if not (path / "config.json").is_file():
             raise ModelError(
                 f"folder {name!r} has no config.json; "
                 "give one written by save_pretrained, a .gguf file, or a hub id"
             )
         return str(path), {}
-    if path.exists():
+    if os.path.exists(path):
         raise ModelError(
             f"{name!r} is neither a model folder nor a .gguf file; give one of them, or a hub id"
         )

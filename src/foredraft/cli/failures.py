@@ -26,8 +26,17 @@ def clear_failures() -> Iterator[None]:
         _say("not enough memory; use a smaller model, dtype=bfloat16, or fewer --max-new-tokens")
         raise typer.Exit(FAILURE) from None
     except BrokenPipeError:  # the reader of our output has left; say nothing more to it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_stdout_up()
         raise typer.Exit(FAILURE) from None
+    except OSError as error:
+        _give_stdout_up()
+        _say(f"reading the prompt or writing the answer failed ({error.strerror or error})")
+        raise typer.Exit(FAILURE) from None
+
+
+def _give_stdout_up() -> None:
+    """What is still buffered for it would fail once more when Python exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _say(sentence: str) -> None:

@@ -93,12 +93,12 @@ def generate(
 
 
 def _read_prompt(prompt: str | None) -> str:
-    if prompt is None and sys.stdin.isatty():
+    if prompt is not None and prompt != "-":
+        return prompt
+    if sys.stdin is None or (prompt is None and sys.stdin.isatty()):
         raise ConfigError(
             "there is no prompt; give --prompt TEXT, or --prompt - to read it from stdin"
         )
-    if prompt is not None and prompt != "-":
-        return prompt
     try:
         return sys.stdin.read()
     except UnicodeDecodeError as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from typing import Annotated
 
 import typer
@@ -36,4 +38,6 @@ def root(
 
 def main() -> None:
     """Run the command line; exits with 0, 1 (failure) or 2 (usage)."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character shows a "?"
     app()

@@ -15,6 +15,8 @@ from foredraft.tree import DraftTree, Proposal, TreeBuilder
 
 MATCHES_KEPT = 8
 """Latest occurrences remembered of each n-gram: enough candidates for any tree worth its nodes."""
+LONGEST_MATCH = 64
+"""Of n-grams this long, the index holds a text 64 times over; a longer match finds nothing better."""
 
 
 class NgramDrafter:
@@ -35,10 +37,10 @@ class NgramDrafter:
     proposals = frozenset({Proposal.DETERMINISTIC})
 
     def __init__(self, min_match: int = 2, max_match: int = 5) -> None:
-        if not 1 <= min_match <= max_match:
+        if not 1 <= min_match <= max_match <= LONGEST_MATCH:
             raise ConfigError(
                 f"n-gram lengths {min_match}..{max_match} are not a range; "
-                "give 1 <= min_match <= max_match"
+                f"give 1 <= min_match <= max_match <= {LONGEST_MATCH}"
             )
         self.min_match, self.max_match = min_match, max_match
 

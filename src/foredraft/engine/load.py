@@ -98,6 +98,8 @@ def _load_model(
     source: Any, tokenizer: Any | None, report: Callable[[str], None], **options: Any
 ) -> tuple[Target, Any | None]:
     """A backend and its tokenizer from any form a model may come in."""
+    if isinstance(tokenizer, str | Path):
+        raise ConfigError(f"tokenizer={str(tokenizer)!r} is a name; give a loaded tokenizer")
     if not isinstance(source, str | Path):
         _refuse_placement(options)
         is_backend = isinstance(source, Target)

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
 
+from foredraft.config import MAX_TREE_NODES
+from foredraft.errors import ConfigError
 from foredraft.protocols import DraftLimits, Frontier, PolicyKind, RoundOutcome
 from foredraft.tree import check_k_config, parse_k_config
 
@@ -33,6 +35,10 @@ class FixedPolicy:
     @classmethod
     def chain(cls, depth: int) -> FixedPolicy:
         """One candidate a step, `depth` steps."""
+        if not 1 <= depth < MAX_TREE_NODES:
+            raise ConfigError(
+                f"a chain of depth={depth} cannot be drafted; give 1 to {MAX_TREE_NODES - 1}"
+            )
         return cls((1,) * depth)
 
     def start(self) -> FixedPolicy:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
-from foredraft.errors import ModelError
+from foredraft.errors import ConfigError, ModelError
 from foredraft.zoo.contents import REQUIRED, Contents
 from foredraft.zoo.sources import Report, Source
 
@@ -29,11 +29,20 @@ ABANDONED_AFTER_S = 3600.0
 
 
 def home(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where Foredraft keeps its files: FOREDRAFT_HOME, or `foredraft` in the user's cache."""
-    if chosen := environ.get("FOREDRAFT_HOME"):
-        return Path(chosen).expanduser()
-    cache = environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "foredraft"
+    """Where Foredraft keeps its files: FOREDRAFT_HOME, or `foredraft` in the user's cache.
+
+    Raises:
+        ConfigError: the user's home is not known.
+    """
+    try:
+        if chosen := environ.get("FOREDRAFT_HOME"):
+            return Path(chosen).expanduser()
+        cache = environ.get("XDG_CACHE_HOME")
+        return (Path(cache) if cache else Path.home() / ".cache") / "foredraft"
+    except RuntimeError as error:  # no such user, or a user without a home
+        raise ConfigError(
+            f"there is no folder to keep models in ({error}); set FOREDRAFT_HOME to one"
+        ) from error
 
 
 def is_complete(folder: Path) -> bool:
