@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import platform
@@ -32,6 +33,17 @@ def read_prompts(folder: Path, suites: Sequence[str], per_suite: int) -> list[tu
                 (f"{suite}/{json.loads(line)['id']}", [{"role": "user", "content": turn}])
             )
     return prompts
+
+
+def first_layers(model: Any, count: int) -> Any:
+    """A model of the target's first layers, with its embeddings, last norm and head."""
+    layers = model.model.layers
+    model.model.layers = layers[:0]  # leave the weights out of the copy
+    small = copy.deepcopy(model)
+    model.model.layers = layers
+    small.model.layers = layers[:count]
+    small.config.num_hidden_layers = count
+    return small
 
 
 def provenance() -> dict[str, Any]:

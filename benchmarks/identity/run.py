@@ -15,7 +15,6 @@ wrong often enough to be rejected at every depth.
 from __future__ import annotations
 
 import argparse
-import copy
 import sys
 from collections import Counter
 from pathlib import Path
@@ -24,7 +23,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
-from common import SUITES, read_prompts, write_results
+from common import SUITES, first_layers, read_prompts, write_results
 
 import foredraft
 from foredraft.backends.hf import HFTarget
@@ -51,17 +50,6 @@ SAMPLED = (
     "speculative:tree=2,2,1:proposal=sampled",
 )
 """Under the exact verifier, whose seeds reproduce whatever is drafted."""
-
-
-def first_layers(model: Any, count: int) -> Any:
-    """A model of the target's first layers, with its embeddings, last norm and head."""
-    layers = model.model.layers
-    model.model.layers = layers[:0]  # leave the weights out of the copy
-    small = copy.deepcopy(model)
-    model.model.layers = layers
-    small.model.layers = layers[:count]
-    small.config.num_hidden_layers = count
-    return small
 
 
 def engine_for(method: str, target: HFTarget, draft: HFTarget, tokenizer: Any) -> foredraft.Engine:

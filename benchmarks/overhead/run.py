@@ -4,12 +4,14 @@
 
 Both decode the same prompts greedily in turn; a token's time is the time between two tokens, so
 prefill is apart, and the ratio is that of the medians. Host time is a round's time outside the calls
-of the model, for plain decoding and for n-gram chains and trees of up to 16 nodes.
+of the model, for plain decoding and for chains and trees of up to 16 nodes of an n-gram
+drafter and of a draft model (the target's own first layers).
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import sys
 import time
@@ -21,13 +23,25 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
-from common import SUITES, read_prompts, write_results
+from common import SUITES, first_layers, read_prompts, write_results
 from transformers.generation.streamers import BaseStreamer
 
 import foredraft
-import foredraft.methods
+from foredraft.backends.hf import HFTarget
+from foredraft.drafters.draft_model import DraftModelDrafter
+from foredraft.methods import parse_method
+from foredraft.results import RoundRecord
 
-METHODS = ("autoregressive", "ngram:depth=7", "ngram:depth=15", "ngram:tree=3,2,1")
+METHODS = (
+    "autoregressive",
+    "ngram:min=1:depth=7",
+    "ngram:min=1:depth=15",
+    "ngram:min=1:tree=3,2,1",
+    "speculative:depth=4",
+    "speculative:tree=3,2,1",
+)
+"""Of at most 16 nodes; n-grams of one token too, so that nearly every round has a draft."""
+DRAFT_LAYERS = 6
 
 
 class Timestamps(BaseStreamer):
@@ -67,48 +81,65 @@ def own_intervals(engine: foredraft.Engine, prompt_ids: list[int], num_tokens: i
 
 
 def differences(times: list[float]) -> list[float]:
-    return [b - a for a, b in zip(times, times[1:], strict=False)]
+    return [b - a for a, b in itertools.pairwise(times)]
 
 
 @contextmanager
-def timed_calls(model: Any) -> Iterator[list[float]]:
-    """Seconds of each call of the model inside."""
+def timed_calls(models: list[Any]) -> Iterator[list[float]]:
+    """Seconds of each call of these models inside, in order."""
     seconds: list[float] = []
-    forward = model.forward
 
-    def timed(*args: Any, **kwargs: Any) -> Any:
-        begin = time.perf_counter()
-        output = forward(*args, **kwargs)
-        seconds.append(time.perf_counter() - begin)
-        return output
+    def timed(forward: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            begin = time.perf_counter()
+            output = forward(*args, **kwargs)
+            seconds.append(time.perf_counter() - begin)
+            return output
 
-    model.forward = timed
+        return call
+
+    for model in models:
+        model.forward = timed(model.forward)
     try:
         yield seconds
     finally:
-        del model.forward
+        for model in models:
+            del model.forward
 
 
 def host_share(
     engine: foredraft.Engine, prompts: list[list[int]], num_tokens: int
 ) -> dict[str, Any]:
-    """Median host time of a round over the median time of its model call."""
-    host, calls, nodes = [], [], []
+    """Median host time of a round over its median target call; rounds without a draft are left out."""
+    host, passes, nodes = [], [], []
     for prompt in prompts:
-        with timed_calls(engine.target.model) as seconds:
-            result = engine.generate(prompt, max_new_tokens=num_tokens)
-        rounds = result.stats.rounds
-        passes = seconds[-len(rounds) :]
-        host += [r.total_s - s for r, s in zip(rounds, passes, strict=True)]
-        calls += passes
-        nodes += [r.num_drafted + 1 for r in rounds]
+        for record, calls in _rounds(engine, prompt, num_tokens):
+            if record.num_drafted or engine.drafter is None:
+                host.append(record.total_s - sum(calls))
+                passes.append(calls[-1])  # the target's; the draft model's come before it
+                nodes.append(record.num_drafted + 1)
     return {
         "host_ms": 1000 * statistics.median(host),
-        "model_call_ms": 1000 * statistics.median(calls),
-        "host_share": statistics.median(host) / statistics.median(calls),
+        "target_call_ms": 1000 * statistics.median(passes),
+        "host_share": statistics.median(host) / statistics.median(passes),
         "mean_nodes": statistics.mean(nodes),
         "max_nodes": max(nodes),
+        "rounds": len(nodes),
     }
+
+
+def _rounds(
+    engine: foredraft.Engine, prompt: list[int], num_tokens: int
+) -> list[tuple[RoundRecord, list[float]]]:
+    """The rounds of one answer after the first (which prefills), with their model calls' seconds."""
+    models = [engine.target.model]
+    if isinstance(engine.drafter, DraftModelDrafter):
+        models.append(engine.drafter.model.model)
+    with timed_calls(models) as seconds, engine.stream(prompt, max_new_tokens=num_tokens) as stream:
+        ends = [len(seconds) for _ in stream]
+        rounds = stream._session.rounds
+    spans = itertools.pairwise(ends)
+    return [(r, seconds[a:b]) for r, (a, b) in zip(rounds[1:], spans, strict=True)]
 
 
 def main() -> None:
@@ -127,6 +158,8 @@ def main() -> None:
     questions = read_prompts(args.prompts, SUITES, args.per_suite)
     prompts = [list(plain.generate(q, max_new_tokens=1).prompt_ids) for _, q in questions]
 
+    draft = HFTarget(first_layers(plain.target.model, DRAFT_LAYERS), plain.tokenizer)
+
     ours, theirs, rows = [], [], []
     for _ in range(args.repeats):
         for prompt in prompts:
@@ -135,7 +168,8 @@ def main() -> None:
     ratio = statistics.median(ours) / statistics.median(theirs)
     print(f"plain decoding / transformers generate, per token: {ratio:.3f}", flush=True)
     for method in METHODS:
-        parts = foredraft.methods.parse_method(method).build()
+        recipe = parse_method(method)
+        parts = recipe.build(draft if recipe.needs_draft_model else None)
         engine = foredraft.Engine(
             plain.target, parts.drafter, parts.policy, tokenizer=plain.tokenizer
         )
