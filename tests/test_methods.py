@@ -202,3 +202,20 @@ def test_a_backend_cannot_be_placed_again() -> None:
 def test_a_named_model_brings_its_own_tokenizer() -> None:
     with pytest.raises(ConfigError, match=r"tokenizer=\.\.\. is for an already loaded model"):
         foredraft.load("./no-such-folder", tokenizer=object())
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {"tree": "4,0,2"},
+        {"verifier": "exakt"},
+        {"drafter": "./nowhere-else", "proposal": "guessed"},
+        {"drafter": "./nowhere-else", "verifier": "block", "tree": "2,1"},
+        {"verifier": "traversal"},
+        {"method": "ngram:min=4:max=2"},
+    ],
+    ids=str,
+)
+def test_wrong_choices_are_found_before_a_model_is_looked_for(choices: dict[str, str]) -> None:
+    with pytest.raises(ConfigError):
+        foredraft.load("./nowhere", **choices)

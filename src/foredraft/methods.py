@@ -14,6 +14,7 @@ from typing import Any
 
 from foredraft.drafters.draft_model import DraftModelDrafter
 from foredraft.drafters.ngram import NgramDrafter
+from foredraft.engine.legality import check_legal
 from foredraft.errors import ConfigError
 from foredraft.policies.fixed import FixedPolicy
 from foredraft.protocols import Drafter, Policy, Target, Verifier
@@ -42,8 +43,8 @@ class Method:
         """The recipe's options with the user's own choices (None: no choice) on top.
 
         Raises:
-            ConfigError: a choice that has no meaning for this method, or a draft model that it needs
-                or does not take. Made before anything is loaded.
+            ConfigError: a choice that has no meaning for this method or cannot work, or a draft model
+                that it needs or does not take.
         """
         options = {**self.options, **{k: v for k, v in chosen.items() if v is not None}}
         known = _option_types(RECIPES[self.name])
@@ -56,7 +57,16 @@ class Method:
             raise ConfigError(f"method {self.name!r} needs a draft model; pass drafter=MODEL")
         if has_draft_model and not self.needs_draft_model:
             raise ConfigError(f"method {self.name!r} takes no draft model; leave drafter out")
+        self._rehearse(options)
         return options
+
+    def _rehearse(self, options: Mapping[str, Any]) -> None:
+        """Build the parts without a model: a wrong choice is found before minutes of loading."""
+        models = (None,) if self.needs_draft_model else ()
+        parts = RECIPES[self.name](*models, **options)
+        if parts.drafter is not None:
+            policy = parts.policy or parts.drafter.default_policy
+            check_legal(parts.drafter, policy, parts.verifier)
 
     def build(self, draft_model: Target | None = None, **chosen: str | None) -> Parts:
         """The parts of the method; choices and errors as in `check`."""

@@ -55,6 +55,10 @@ def generate(
     repetition_penalty: Annotated[float, typer.Option()] = _default("repetition_penalty"),
     seed: Annotated[int | None, typer.Option(help="Same seed, same text.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="May be given several times.")] = None,
+    force_vocabulary: Annotated[
+        bool,
+        typer.Option("--force-vocabulary", help="Use a drafter whose tokens differ."),
+    ] = False,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or auto.")] = None,
     device: Annotated[str | None, typer.Option(help="Such as cpu or cuda:0.")] = None,
     compare: Annotated[
@@ -87,6 +91,7 @@ def generate(
             proposal=proposal,
             dtype=dtype,
             device=device,
+            force_vocabulary=force_vocabulary,
         )
         run = _compare if compare else _answer
         run(engine, _as_prompt(text, engine, raw), options, as_json)
@@ -100,12 +105,12 @@ def _read_prompt(prompt: str | None) -> str:
             "there is no prompt; give --prompt TEXT, or --prompt - to read it from stdin"
         )
     try:
-        return sys.stdin.read()
+        return sys.stdin.read().removesuffix("\n")  # the one that echo and editors add
     except UnicodeDecodeError as error:
         raise PromptError(f"the prompt on stdin is not text ({error}); give it as UTF-8") from None
 
 
-def _load(model: str, **choices: str | None) -> Engine:
+def _load(model: str, **choices: Any) -> Engine:
     """The engine, with progress on stderr and the libraries' own chatter off."""
     console = Console(stderr=True)
     with console.status("starting") as status:
@@ -115,7 +120,7 @@ def _load(model: str, **choices: str | None) -> Engine:
 
         logging.set_verbosity_error()
         logging.disable_progress_bar()
-        return load(model, **choices, report=status.update)  # type: ignore[arg-type]
+        return load(model, **choices, report=status.update)
 
 
 def _as_prompt(text: str, engine: Engine, raw: bool) -> Prompt:

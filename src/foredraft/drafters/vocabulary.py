@@ -19,7 +19,7 @@ def check_same_vocabulary(target_tokenizer: Any, draft_tokenizer: Any) -> None:
             raise VocabularyError(
                 f"the drafter has another vocabulary: token {token_id} is {draft[token_id]!r} there and "
                 f"{target[token_id]!r} in the target; use a drafter of the same model family, or "
-                "force_vocabulary=True (the text stays right, but drafts will hardly be accepted)"
+                "force_vocabulary=True (--force-vocabulary): the text stays right, but drafts hardly help"
             )
 
 

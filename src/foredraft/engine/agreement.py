@@ -2,7 +2,8 @@
 
 A target scores one row and many rows with sums in another order, so in low precision two nearly equal
 scores may swap. A first difference is a *tie* when the gap between the two tokens is within what that
-noise can do at that very point, and a *bug* otherwise.
+noise can do at that very point, and a *bug* otherwise. The noise also comes through the cache: its
+rows were written by passes of one row in plain decoding, and of many with drafts.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ from torch import Tensor
 
 from foredraft.config import GenerationOptions
 from foredraft.engine.engine import Engine
+from foredraft.protocols import ModelState
 from foredraft.results import Result
 from foredraft.tree import NO_PARENT, DraftTree
 
 PASS_WIDTHS = (2, 4, 8, 16)
 """Rows of the passes whose noise is measured against a one-row pass."""
+CACHE_WIDTHS = (1, 8)
+"""Rows of the passes that write the caches which those passes read: plain decoding's, and a draft's."""
 FLOAT32_TIE_GAP = 1e-4
 """In float32 the noise is too small to measure well; a gap under this is a tie."""
 
@@ -75,9 +79,8 @@ def _judge(
     engine: Engine, plain: Result, other: Result, options: GenerationOptions, token: int
 ) -> Agreement:
     prefix = [*plain.prompt_ids, *plain.token_ids[:token]]
-    scored = [
-        _scores(engine, plain, row, prefix, options).double() for row in _rows_after(engine, prefix)
-    ]
+    rows = _rows_after(engine, prefix, len(plain.prompt_ids))
+    scored = [_scores(engine, plain, row, prefix, options).double() for row in rows]
     pair = [plain.token_ids[token], other.token_ids[token]]
     gap = abs(float(scored[0][pair[0]] - scored[0][pair[1]]))
     noise = max(_largest_change(scored[0], wide) for wide in scored[1:])
@@ -85,7 +88,7 @@ def _judge(
     at_filter = (
         len(filtered) > 1
     )  # top-k, top-p or min-p keeps a token in one pass and not in another
-    tie = at_filter or gap <= max(2 * noise, FLOAT32_TIE_GAP)
+    tie = at_filter or gap <= max(2 * noise, _step(rows[0][pair], options), FLOAT32_TIE_GAP)
     return Agreement("tie" if tie else "bug", token, gap, noise)
 
 
@@ -99,19 +102,35 @@ def _scores(
     return law.laws(DraftTree.root_only(prefix[-1]), row[None], prefix, random).perturbed(0)
 
 
-def _rows_after(engine: Engine, prefix: list[int]) -> list[Tensor]:
-    """Logits [V] after `prefix`, from passes of 1 and of more rows."""
-    state = engine.target.start(len(prefix) + max(PASS_WIDTHS))
-    try:
-        state.prefill(prefix[:-1])
-        rows = []
-        for width in (1, *PASS_WIDTHS):
-            tokens = [prefix[-1]] * width
-            rows.append(state.score(tokens, range(NO_PARENT, width - 1))[0].clone())
-            state.commit(())
-        return rows
-    finally:
-        state.close()
+def _rows_after(engine: Engine, prefix: list[int], prompt_length: int) -> list[Tensor]:
+    """Logits [V] after `prefix` from passes and caches of all widths; the first is plain decoding's own."""
+    rows = []
+    for cache_width in CACHE_WIDTHS:
+        state = engine.target.start(len(prefix) + max(PASS_WIDTHS))
+        try:
+            _write(state, prefix[:-1], prompt_length - 1, cache_width)
+            for width in (1, *PASS_WIDTHS):
+                tokens = [prefix[-1]] * width
+                rows.append(state.score(tokens, range(NO_PARENT, width - 1))[0].clone())
+                state.commit(())
+        finally:
+            state.close()
+    return rows
+
+
+def _write(state: ModelState, token_ids: list[int], prefilled: int, width: int) -> None:
+    """Commit tokens, those after the first `prefilled` in passes of `width` rows, as in decoding."""
+    state.prefill(token_ids[:prefilled])
+    for start in range(prefilled, len(token_ids), width):
+        chunk = token_ids[start : start + width]
+        state.score(chunk, range(NO_PARENT, len(chunk) - 1))
+        state.commit(range(len(chunk)))
+
+
+def _step(logits: Tensor, options: GenerationOptions) -> float:
+    """How far neighbours in the dtype are apart here: noise below it shows as that much or as none."""
+    step = torch.finfo(logits.dtype).eps * float(logits.abs().max())
+    return step / (options.temperature or 1.0)
 
 
 def _largest_change(scores: Tensor, others: Tensor) -> float:

@@ -133,10 +133,16 @@ class Engine:
             prompt_length=len(prompt_ids),
         )
         capacity = len(prompt_ids) + min(room, MAX_TREE_NODES) + self._max_nodes + 1
+        target = self.target.start(capacity)
+        try:
+            drafting = self._drafting(capacity)
+        except BaseException:  # not enough memory, say: the target's goes back all the same
+            target.close()
+            raise
         return Session(
             list(prompt_ids),
-            target=self.target.start(capacity),
-            drafting=self._drafting(capacity),
+            target=target,
+            drafting=drafting,
             law=law,
             random=random,
             stop=StopState(rules, self.decode),

@@ -46,8 +46,8 @@ def load(
         proposal: how a draft model's children are chosen: `"coupled"`, `"sampled"`, `"resampled"` or
             `"deterministic"`; None takes what the verifier wants.
         tokenizer: for an already loaded model.
-        dtype: `"float32"`, `"bfloat16"`, `"float16"` or `"auto"`; None takes bfloat16 where the
-            hardware has it and float32 elsewhere.
+        dtype: of models loaded by name: `"float32"`, `"bfloat16"`, `"float16"` or `"auto"`; None takes
+            bfloat16 where the hardware has it and float32 elsewhere.
         device: such as `"cpu"` or `"cuda:0"`; None takes a GPU where there is one.
         device_map: as in `transformers`, to spread a model over devices.
         revision: branch, tag or commit on the hub.
@@ -67,6 +67,7 @@ def load(
         "device_map": device_map,
         "trust_remote_code": trust_remote_code,
     }
+    _refuse_unused(options, revision, model, draft_source)
     report(f"loading {_name(model)}")
     target, tokenizer = _load_model(model, tokenizer, report, revision=revision, **options)
     draft_model = None
@@ -100,10 +101,10 @@ def _load_model(
     """A backend and its tokenizer from any form a model may come in."""
     if isinstance(tokenizer, str | Path):
         raise ConfigError(f"tokenizer={str(tokenizer)!r} is a name; give a loaded tokenizer")
-    if not isinstance(source, str | Path):
-        _refuse_placement(options)
-        is_backend = isinstance(source, Target)
-        return source if is_backend else HFTarget(source, tokenizer), tokenizer
+    if isinstance(source, Target):
+        return source, tokenizer or getattr(source, "tokenizer", None)
+    if not _is_name(source):
+        return HFTarget(source, tokenizer), tokenizer
     if tokenizer is not None:
         raise ConfigError("tokenizer=... is for an already loaded model; a name brings its own")
     path = zoo.path(str(source), report=report) if zoo.is_embedded(str(source)) else source
@@ -111,14 +112,23 @@ def _load_model(
     return HFTarget(model, tokenizer), tokenizer
 
 
-def _refuse_placement(options: dict[str, Any]) -> None:
-    """An already loaded model has its dtype and device; nothing given for them may be ignored."""
-    for name, value in options.items():
+def _refuse_unused(
+    options: dict[str, Any], revision: str | None, model: Any, draft_source: Any
+) -> None:
+    """An already loaded model has its dtype and device: nothing given for them may be ignored."""
+    unused = {} if _is_name(model) or _is_name(draft_source) else dict(options)
+    if not _is_name(model):
+        unused["revision"] = revision
+    for name, value in unused.items():
         if value:
             raise ConfigError(
                 f"{name}={value!r} cannot be applied to an already loaded model; load it that way"
             )
 
 
+def _is_name(source: Any) -> bool:
+    return isinstance(source, str | Path)
+
+
 def _name(source: Any) -> str:
-    return str(source) if isinstance(source, str | Path) else type(source).__name__
+    return str(source) if _is_name(source) else type(source).__name__

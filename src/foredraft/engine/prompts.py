@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 from foredraft.errors import ConfigError, PromptError
@@ -42,11 +43,7 @@ def _encode_chat(messages: Sequence[Message], tokenizer: Any) -> list[int]:
             "this model's tokenizer has no chat template; pass the prompt as one string instead of messages"
         )
     for message in messages:
-        if not isinstance(message, Mapping) or "role" not in message or "content" not in message:
-            raise PromptError(
-                f"the message {message!r} is not a mapping with 'role' and 'content'; "
-                'write it like {"role": "user", "content": "Hello"}'
-            )
+        _check_message(message)
     try:
         text = tokenizer.apply_chat_template(
             list(messages), tokenize=False, add_generation_prompt=True
@@ -54,6 +51,16 @@ def _encode_chat(messages: Sequence[Message], tokenizer: Any) -> list[int]:
     except Exception as error:  # templates raise what they like: jinja's errors, type errors
         raise PromptError(f"the model's chat template refuses these messages: {error}") from error
     return _encode(tokenizer, text, add_special_tokens=False)
+
+
+def _check_message(message: Any) -> None:
+    """A role and something said; only an assistant's tool call may say nothing."""
+    known = isinstance(message, Mapping) and "role" in message
+    if not known or (message.get("content") is None and message["role"] != "assistant"):
+        raise PromptError(
+            f"the message {message!r} is not a mapping with 'role' and 'content'; "
+            'write it like {"role": "user", "content": "Hello"}'
+        )
 
 
 def _encode(tokenizer: Any, text: str, **options: Any) -> list[int]:
@@ -69,13 +76,13 @@ def _encode(tokenizer: Any, text: str, **options: Any) -> list[int]:
 
 def _check_ids(prompt: Sequence[Any], vocab_size: int) -> list[int]:
     for token in prompt:
-        if not isinstance(token, int) or isinstance(token, bool):
+        if not isinstance(token, Integral) or isinstance(token, bool):
             raise PromptError(f"the prompt holds {token!r}; {_KINDS}")
-        if not 0 <= token < vocab_size:
+        if not 0 <= int(token) < vocab_size:
             raise PromptError(
                 f"the prompt holds token {token}; this model's ids go from 0 to {vocab_size - 1}"
             )
-    return list(prompt)
+    return [int(token) for token in prompt]
 
 
 def _need(tokenizer: Any | None, what: str) -> Any:
