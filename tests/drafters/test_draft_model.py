@@ -23,7 +23,7 @@ from foredraft.tree import DraftTree, Proposal
 from foredraft.verifiers import verifier
 from tests.drafters.contexts import context, draft
 from tests.scripted import Watched, checked_rounds
-from tests.tiny_models import build, tiny_llama
+from tests.tiny_models import build, tiny_bloom, tiny_llama
 
 VOCAB_SIZE = 6
 NOISE_STD = 0.03
@@ -270,6 +270,17 @@ def test_the_last_level_is_drawn_and_not_scored(llama: HFTarget, length: int) ->
     text = [i % 90 for i in range(length)]
     tree = draft(DraftModelDrafter(model).start(64), text, "1,1,1", vocab_size=97)
     assert tree.depth == max(0, min(3, 25 - length))
+
+
+def test_a_draft_model_that_cannot_score_trees_drafts_chains(llama: HFTarget) -> None:
+    """The target could score the tree that is asked for; the draft model's masks do not count."""
+    drafter = Watched(DraftModelDrafter(HFTarget(tiny_bloom())))
+    engine = Engine(llama, drafter, FixedPolicy("2,2"))
+    options = GenerationOptions(max_new_tokens=12, ignore_eos=True)
+    result = engine.generate(PROMPT, options)
+    assert result.token_ids == engine.without_drafts().generate(PROMPT, options).token_ids
+    assert [tree.depth for tree in drafter.drafts[:2]] == [2, 2]
+    assert all(tree.is_chain for tree in drafter.drafts)
 
 
 # --- laws that are no laws --------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from torch import Tensor
 from foredraft.drafters.growth import grow_tree
 from foredraft.drafters.law_candidates import LawCandidates
 from foredraft.policies.fixed import FixedPolicy
-from foredraft.protocols import DraftContext, ModelState, PolicyState, Target
+from foredraft.protocols import DraftContext, DraftLimits, ModelState, PolicyState, Target
 from foredraft.tree import NO_PARENT, DraftTree, Proposal, TreeBuilder
 
 CATCH_UP_ROWS = 16
@@ -22,7 +22,7 @@ class DraftModelDrafter:
 
     Args:
         model: the draft model, as a backend. Its ids must mean the target's tokens; rows that only one
-            of the two has (padding) are never proposed.
+            of the two has (padding) are never proposed. One that cannot score trees drafts chains.
         proposal: how children are chosen. COUPLED ranks by log q + G with the target's own noise,
             DETERMINISTIC takes the top k, SAMPLED draws without and RESAMPLED with replacement.
     """
@@ -56,7 +56,7 @@ class DraftModelState:
 
     def draft(self, context: DraftContext, policy: PolicyState) -> DraftTree:
         """Catch up with the text, then grow level by level, one draft pass a level."""
-        context = replace(context, limits=replace(context.limits, max_depth=self._room(context)))
+        context = replace(context, limits=self._own_limits(context))
         if context.limits.max_depth < 1:
             return DraftTree.root_only(context.token_ids[-1])
         builder = TreeBuilder(context.token_ids[-1])
@@ -100,8 +100,10 @@ class DraftModelState:
         self._rows = {0: len(gap) - 1}
         return logits[-1:]
 
-    def _room(self, context: DraftContext) -> int:
-        """Levels that fit the draft model's own context: the last level is drawn but not scored."""
-        limit = self._model.context_length
-        room = context.limits.max_depth if limit is None else limit - len(context.token_ids) + 1
-        return min(room, context.limits.max_depth)
+    def _own_limits(self, context: DraftContext) -> DraftLimits:
+        """The round's limits, as far as the draft model's own context and masks allow them."""
+        room, limit = context.limits.max_depth, self._model.context_length
+        if limit is not None:  # the last level is drawn but not scored
+            room = min(room, limit - len(context.token_ids) + 1)
+        chains_only = context.limits.chains_only or not self._model.scores_trees
+        return replace(context.limits, max_depth=room, chains_only=chains_only)
