@@ -7,9 +7,11 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from tests.tiny_models import VOCAB_SIZE, tiny_gpt2
 from torch import Tensor
 
 from foredraft import Engine, GenerationOptions, Result
+from foredraft.backends.hf import HFTarget
 from foredraft.backends.table import TableModel, TableState
 from foredraft.drafters.draft_model import DraftModelDrafter
 from foredraft.drafters.ngram import NgramDrafter
@@ -137,6 +139,16 @@ def test_a_token_that_a_filter_keeps_in_one_pass_only_is_a_tie(wobble: float, ki
     target = WobblyModel.of([0.0, -0.01, -0.02, -9.0], token=2, wobble=wobble)
     options = SAMPLED.replace(top_k=2)
     assert judged(target, 2, options).kind == kind
+
+
+@pytest.mark.parametrize("to_limit", [0, 1, 7])
+def test_a_difference_near_the_end_of_the_context_is_judged_inside_it(to_limit: int) -> None:
+    """Learned positions end with the context: a wider pass there would be an IndexError."""
+    engine = Engine(HFTarget(tiny_gpt2()))
+    options = GREEDY.replace(ignore_eos=True)
+    plain = engine.generate([1] * (256 - 6 - to_limit), options)
+    wrong = (plain.token_ids[-1] + 1) % VOCAB_SIZE
+    assert str(compare(engine, plain, forged(plain, 5, wrong), options)) == "bug at token 5"
 
 
 def test_penalties_are_part_of_the_scores_that_are_compared() -> None:

@@ -105,11 +105,13 @@ def _scores(
 def _rows_after(engine: Engine, prefix: list[int], prompt_length: int) -> list[Tensor]:
     """Logits [V] after `prefix` from passes and caches of all widths; the first is plain decoding's own."""
     rows = []
+    limit = engine.target.context_length
+    room = max(PASS_WIDTHS) if limit is None else limit - len(prefix) + 1
     for cache_width in CACHE_WIDTHS:
         state = engine.target.start(len(prefix) + max(PASS_WIDTHS))
         try:
             _write(state, prefix[:-1], prompt_length - 1, cache_width)
-            for width in (1, *PASS_WIDTHS):
+            for width in (1, *(w for w in PASS_WIDTHS if w <= room)):
                 tokens = [prefix[-1]] * width
                 rows.append(state.score(tokens, range(NO_PARENT, width - 1))[0].clone())
                 state.commit(())
