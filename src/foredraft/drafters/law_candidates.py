@@ -81,6 +81,7 @@ class LawCandidates:
             depth = len(self._builder.path_tokens(nodes[0]))
             position = len(self._context.token_ids) + depth
             noise = self._context.random.gumbel(position, law.vocab_size)
+            noise = noise.to(logits.device)  # it is the target's, which may be elsewhere
             return _top(law.coupled_scores(logits, noise), counts)
         return [
             self._sample(node, q, count)
