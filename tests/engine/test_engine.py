@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -358,6 +360,16 @@ def test_an_error_of_the_request_frees_the_session() -> None:
     with pytest.raises(ForedraftError, match="logits processor forbids every token"):
         parts.engine.generate(PROMPT, REQUEST, suppress_tokens=list(range(8)))
     assert parts.all_closed
+
+
+def test_an_engine_that_nobody_holds_is_freed() -> None:
+    """With it goes the model: a process may load one after another."""
+    engine = Engine(TableModel.random(300, seed=1), tokenizer=byte_tokenizer())
+    engine.generate("the cat", max_new_tokens=4)
+    gone = weakref.ref(engine)
+    del engine
+    gc.collect()
+    assert gone() is None
 
 
 # --- seeds and threads ------------------------------------------------------------------------------

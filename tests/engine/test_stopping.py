@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_text import BLOCK_SIZES, BYTES, SCRIPTS, VOCABULARIES, Vocabulary, in_blocks
+from toy_text import BLOCK_SIZES, BYTES, SCRIPTS, VOCABULARIES, Vocabulary, in_blocks, incremental
 
 from foredraft.engine.stopping import StopRules, StopState, Taken
 from foredraft.engine.text import Decode
@@ -32,7 +32,7 @@ def run(
     rules: StopRules, decode: Decode, token_ids: Sequence[int], sizes: Sequence[int] = (1,)
 ) -> tuple[list[int], list[Taken]]:
     """Feed blocks until the answer ends: its ids, and what was taken each round."""
-    state = StopState(rules, decode)
+    state = StopState(rules, incremental(decode))
     kept: list[int] = []
     rounds: list[Taken] = []
     for block in in_blocks(token_ids, sizes):
@@ -120,17 +120,17 @@ def test_holds_back_what_may_start_a_stop_and_no_more(
 def test_end_token_at_every_position_of_a_block(position: int, stop: tuple[str, ...]) -> None:
     block = list(b"abcdefgh")
     block[position] = EOS
-    taken = StopState(rules(stop=stop), BYTES.decode).take(block)
+    taken = StopState(rules(stop=stop), incremental(BYTES.decode)).take(block)
     assert taken == Taken(position + 1, "abcdefgh"[:position], "stop", EOS)
 
 
 def test_earliest_of_several_end_tokens_wins() -> None:
-    taken = StopState(rules(), BYTES.decode).take([97, THIRD_EOS, EOS, OTHER_EOS])
+    taken = StopState(rules(), incremental(BYTES.decode)).take([97, THIRD_EOS, EOS, OTHER_EOS])
     assert taken == Taken(2, "a", "stop", THIRD_EOS)
 
 
 def test_no_end_tokens_runs_to_the_cap() -> None:
-    state = StopState(rules(eos_token_ids=frozenset(), max_new_tokens=4), BYTES.decode)
+    state = StopState(rules(eos_token_ids=frozenset(), max_new_tokens=4), incremental(BYTES.decode))
     assert state.take(b"abc") == Taken(3, "abc")
     assert state.take(b"abc") == Taken(1, "a", "length")
     assert state.text == "abca"
@@ -146,18 +146,20 @@ def test_no_end_tokens_runs_to_the_cap() -> None:
 )
 def test_stop_and_cap_in_one_block(cap: int, by_token: Taken, by_string: Taken) -> None:
     limits = rules(max_new_tokens=cap, stop=("X",))
-    assert StopState(limits, BYTES.decode).take([97, 98, EOS, 99, 100, 101]) == by_token
-    assert StopState(limits, BYTES.decode).take(b"abXcde") == by_string
+    assert (
+        StopState(limits, incremental(BYTES.decode)).take([97, 98, EOS, 99, 100, 101]) == by_token
+    )
+    assert StopState(limits, incremental(BYTES.decode)).take(b"abXcde") == by_string
 
 
 def test_context_limit_counts_the_prompt() -> None:
     limits = rules(max_new_tokens=50, max_length=10, prompt_length=7)
     assert limits.max_answer_tokens == 3
-    assert StopState(limits, BYTES.decode).take(b"abcdef") == Taken(3, "abc", "length")
+    assert StopState(limits, incremental(BYTES.decode)).take(b"abcdef") == Taken(3, "abc", "length")
 
 
 def test_end_token_goes_before_the_cap() -> None:
-    taken = StopState(rules(max_new_tokens=1), BYTES.decode).take([EOS])
+    taken = StopState(rules(max_new_tokens=1), incremental(BYTES.decode)).take([EOS])
     assert taken == Taken(1, "", "stop", EOS)
 
 
@@ -199,19 +201,19 @@ def test_stop_that_restarts_inside_itself() -> None:
 def test_which_of_several_stops(
     tokens: list[str], stops: tuple[str, ...], text: str, stopped_by: str
 ) -> None:
-    state = StopState(rules(stop=stops), joined_pieces)
+    state = StopState(rules(stop=stops), incremental(joined_pieces))
     taken = state.take([PIECES.index(token) for token in tokens])
     assert (taken.text, taken.stopped_by) == (text, stopped_by)
 
 
 def test_token_that_straddles_the_stop_is_kept_and_its_text_is_cut() -> None:
     tokens = [PIECES.index(piece) for piece in ["a", "bc", "b"]]
-    taken = StopState(rules(stop=("b",)), joined_pieces).take(tokens)
+    taken = StopState(rules(stop=("b",)), incremental(joined_pieces)).take(tokens)
     assert taken == Taken(2, "a", "stop", "b")
 
 
 def test_stop_that_begins_in_the_prompt_does_not_count() -> None:
-    state = StopState(rules(stop=("\nUser:",), prompt_length=5), BYTES.decode)
+    state = StopState(rules(stop=("\nUser:",), prompt_length=5), incremental(BYTES.decode))
     assert state.take(b"ser: hi") == Taken(7, "ser: hi")
 
 
@@ -244,7 +246,7 @@ def test_stop_of_several_bytes(size: int, script: str) -> None:
 
 
 def test_must_not_be_called_after_the_end() -> None:
-    state = StopState(rules(), BYTES.decode)
+    state = StopState(rules(), incremental(BYTES.decode))
     state.take([EOS])
     with pytest.raises(AssertionError, match="ended"):
         state.take([97])
@@ -252,7 +254,7 @@ def test_must_not_be_called_after_the_end() -> None:
 
 def test_a_round_without_tokens_is_a_bug() -> None:
     with pytest.raises(AssertionError, match="at least one"):
-        StopState(rules(), BYTES.decode).take([])
+        StopState(rules(), incremental(BYTES.decode)).take([])
 
 
 def test_rules_need_room_for_an_answer() -> None:
@@ -267,7 +269,7 @@ def test_without_stop_strings_text_is_decoded_once_a_round() -> None:
         lengths.append(len(token_ids))
         return joined_pieces(token_ids)
 
-    state = StopState(rules(), decode)
+    state = StopState(rules(), incremental(decode))
     lengths.clear()
     state.take([0, 1, 2, 3, 4])
     assert lengths == [5]

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_text import BLOCK_SIZES, BYTES, SCRIPTS, VOCABULARIES, in_blocks
+from toy_text import BLOCK_SIZES, BYTES, SCRIPTS, VOCABULARIES, in_blocks, incremental
 
-from foredraft.engine.text import MAX_UNFINISHED, REPLACEMENT, IncrementalText, find_stray_byte
+from foredraft.engine.text import MAX_UNFINISHED, REPLACEMENT, find_stray_byte
 
 WITH_BYTES = [name for name in VOCABULARIES if name != "wordpiece"]
 every_vocabulary = pytest.mark.parametrize("name", VOCABULARIES)
@@ -17,7 +17,7 @@ every_script = pytest.mark.parametrize("script", SCRIPTS)
 
 def stream(name: str, token_ids: Sequence[int], sizes: Sequence[int] = (1,)) -> list[str]:
     """All deltas, the final flush last."""
-    text = IncrementalText(VOCABULARIES[name].decode)
+    text = incremental(VOCABULARIES[name].decode)
     return [*(text.push(block) for block in in_blocks(token_ids, sizes)), text.finish()]
 
 
@@ -84,7 +84,7 @@ def test_broken_bytes_do_not_stall_the_stream(name: str, byte: int) -> None:
 @pytest.mark.parametrize("name", ["bytes", "byte-level", "wordpiece"])
 def test_complete_text_is_shown_at_once(name: str) -> None:
     vocabulary = VOCABULARIES[name]
-    text = IncrementalText(vocabulary.decode)
+    text = incremental(vocabulary.decode)
     shown = ""
     token_ids = vocabulary.encode("the cat sat on the mat")
     for length, token in enumerate(token_ids, start=1):
@@ -94,7 +94,7 @@ def test_complete_text_is_shown_at_once(name: str) -> None:
 
 
 def test_run_of_fallback_bytes_waits_for_its_end() -> None:
-    text = IncrementalText(VOCABULARIES["llama"].decode)
+    text = incremental(VOCABULARIES["llama"].decode)
     newline, broken, letter = *VOCABULARIES["llama"].of_bytes(b"\n\xff"), 270
     assert (text.push([newline]), text.pending) == ("", "\n")
     assert (text.push([broken]), text.pending) == ("", "")
@@ -111,7 +111,7 @@ def test_the_cost_of_a_step_does_not_grow(name: str) -> None:
         longest = max(longest, len(token_ids))
         return vocabulary.decode(token_ids)
 
-    text = IncrementalText(decode)
+    text = incremental(decode)
     token_ids = vocabulary.encode("the cat sat on the mat 안녕 stop\n") * 60
     for block in in_blocks(token_ids, [5, 1, 8]):
         text.push(block)
@@ -127,12 +127,12 @@ def test_a_broken_run_is_not_forgotten_halfway() -> None:
 
 
 def test_nothing_pushed_is_no_text() -> None:
-    text = IncrementalText(BYTES.decode)
+    text = incremental(BYTES.decode)
     assert text.push([]) == text.finish() == ""
 
 
 def test_finish_gives_the_rest_once() -> None:
-    text = IncrementalText(BYTES.decode)
+    text = incremental(BYTES.decode)
     assert text.push(b"a\xe2\x82") == "a"
     assert (text.finish(), text.finish()) == (REPLACEMENT, "")
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from foredraft.engine.text import Decode, IncrementalText, find_stray_byte
+
 SCRIPTS = {
     "emoji": "ok 😀😀 done",
     "zwj": "a family 👨‍👩‍👧‍👦!",
@@ -122,6 +124,11 @@ VOCABULARIES = {
     "metaspace": _byte_fallback(METASPACE_DECODER),
     "wordpiece": _word_piece(),
 }
+
+
+def incremental(decode: Decode) -> IncrementalText:
+    """A fresh text over a vocabulary."""
+    return IncrementalText(decode, find_stray_byte(decode))
 
 
 def in_blocks(token_ids: Sequence[int], sizes: Sequence[int]) -> Iterator[Sequence[int]]:

@@ -9,7 +9,6 @@ from rich.text import Text
 
 from foredraft.engine.agreement import Agreement
 from foredraft.engine.engine import Engine
-from foredraft.engine.text import IncrementalText
 from foredraft.results import Result, Statistics
 
 ACCEPTED_STYLE = "green"
@@ -55,7 +54,7 @@ def _speeds(plain: Statistics, drafted: Statistics, title: str) -> Table:
 
 def _coloured(engine: Engine, result: Result) -> Text:
     """The answer with the text of accepted tokens in colour."""
-    incoming = IncrementalText(engine.decode)
+    incoming = engine.incremental_text()
     text, room = Text(), len(result.text)
     for token, accepted in zip(result.token_ids, result.accepted, strict=True):
         piece = incoming.push([token])[: max(room, 0)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from types import TracebackType
 from typing import Any
 
@@ -16,6 +17,7 @@ from foredraft.engine.legality import check_legal
 from foredraft.engine.prompts import Prompt, encode_prompt
 from foredraft.engine.session import Drafting, Session
 from foredraft.engine.stopping import StopRules, StopState
+from foredraft.engine.text import IncrementalText, find_stray_byte
 from foredraft.errors import ConfigError, PromptError
 from foredraft.protocols import Drafter, Policy, Target, Verifier
 from foredraft.results import Result, Step, collect
@@ -145,7 +147,7 @@ class Engine:
             drafting=drafting,
             law=law,
             random=random,
-            stop=StopState(rules, self.decode),
+            stop=StopState(rules, self.incremental_text()),
             room=room,
             clock=StageClock(self.target.synchronize),
         )
@@ -158,6 +160,14 @@ class Engine:
             token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
         return text
+
+    def incremental_text(self) -> IncrementalText:
+        """The text of one answer, token by token."""
+        return IncrementalText(self.decode, self._stray_byte)
+
+    @cached_property
+    def _stray_byte(self) -> int | None:
+        return find_stray_byte(self.decode)
 
     @property
     def keeps_seeds(self) -> bool:

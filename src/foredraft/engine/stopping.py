@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple
 
-from foredraft.engine.text import Decode, IncrementalText
-
-FinishReason: TypeAlias = Literal["stop", "length"]
+from foredraft.engine.text import IncrementalText
+from foredraft.results import FinishReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,13 +55,12 @@ class Taken:
 class StopState:
     """Applies the rules to one answer as it grows, and owns its text.
 
-    The joined texts of all rounds are `decode(kept ids without the end token)`, cut before the stop
+    The joined texts of all rounds are those of the kept ids without the end token, cut before the stop
     string. Text that may be the start of a stop string is held back until that is decided.
     """
 
-    def __init__(self, rules: StopRules, decode: Decode) -> None:
-        self._rules = rules
-        self._incoming = IncrementalText(decode)
+    def __init__(self, rules: StopRules, incoming: IncrementalText) -> None:
+        self._rules, self._incoming = rules, incoming
         self._num_tokens = 0
         self._held = ""
         self._shown: list[str] = []

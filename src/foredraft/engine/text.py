@@ -6,7 +6,6 @@ of the first token. So the text of new tokens is read off a decode of the last f
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
@@ -35,13 +34,12 @@ class IncrementalText:
     in it included, so such a run is given out when it has ended.
 
     Args:
-        decode: text of a sequence of ids, without clean-up of spaces. Share one function among
-            requests: what is learnt about it is cached.
+        decode: text of a sequence of ids, without clean-up of spaces.
+        stray_byte: what `find_stray_byte` says of `decode`; the same for every request.
     """
 
-    def __init__(self, decode: Decode) -> None:
-        self._decode = decode
-        self._stray_byte = find_stray_byte(decode)
+    def __init__(self, decode: Decode, stray_byte: int | None) -> None:
+        self._decode, self._stray_byte = decode, stray_byte
         self._window: list[int] = []
         self._next_cut = MIN_WINDOW
         self._num_shown = 0  # characters of the window's text that were given out
@@ -115,9 +113,11 @@ class IncrementalText:
         self._next_cut = max(MIN_WINDOW, 2 * len(self._window))
 
 
-@functools.lru_cache(maxsize=16)
 def find_stray_byte(decode: Decode) -> int | None:
-    """A token that is a byte without a character, or None if the vocabulary seems to have none."""
+    """A token that is a byte without a character, or None if the vocabulary seems to have none.
+
+    Takes up to a few milliseconds, so ask once for each tokenizer.
+    """
     try:
         return next((i for i in STRAY_BYTE_IDS if decode([i]) == REPLACEMENT), None)
     except (LookupError, ValueError, OverflowError):  # an id beyond a small vocabulary
