@@ -147,6 +147,29 @@ def test_a_failed_pass_leaves_the_transaction_as_it_was() -> None:
     assert write(cache, [3]) == [[1, 2, 3]] * 3
 
 
+def test_a_cache_that_could_not_grow_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory runs out between keys and values; the buffers go back to the target all the same."""
+    cache = KVCache(LAYOUT, 32)
+    write(cache, [1, 2])
+    empty, left = torch.empty, [True]
+
+    def scarce(*shape: int, **place: object) -> torch.Tensor:
+        if not left:
+            raise torch.OutOfMemoryError("out of memory")
+        left.pop()
+        return empty(shape, **place)
+
+    monkeypatch.setattr(torch, "empty", scarce)
+    with pytest.raises(torch.OutOfMemoryError):
+        cache.reserve(5_000)
+    monkeypatch.undo()
+    cache.commit([0, 1])
+    for mark in range(3, 2_000):
+        write(cache, [mark])
+        cache.commit([0])
+    assert write(cache, [0])[0] == [*range(1, 2_000), 0]
+
+
 @pytest.mark.parametrize("path", [[1, 0], [0, 0], [3], [-1]])
 def test_a_path_that_is_not_in_the_pending_rows_is_refused(path: list[int]) -> None:
     cache = KVCache(LAYOUT, 32)

@@ -129,8 +129,9 @@ class _Arena:
         shape = (len(self.layer_ids), 1, layout.heads, rows)
         with torch.inference_mode(False):
             place = {"dtype": layout.dtype, "device": layout.device}
-            self.keys = torch.empty(*shape, layout.key_dim, **place)  # type: ignore[call-overload]
-            self.values = torch.empty(*shape, layout.value_dim, **place)  # type: ignore[call-overload]
+            keys = torch.empty(*shape, layout.key_dim, **place)  # type: ignore[call-overload]
+            values = torch.empty(*shape, layout.value_dim, **place)  # type: ignore[call-overload]
+        self.keys, self.values = keys, values  # both or, when memory runs out between them, neither
 
 
 class _ArenaLayer(CacheLayerMixin):  # type: ignore[misc]
