@@ -158,6 +158,8 @@ def test_a_method_that_cannot_be_read(text: str, complaint: str) -> None:
         ({"method": "ngram:min=4:max=2"}, "n-gram lengths 4..2 are not a range"),
         ({"verifier": "exakt"}, "unknown verifier 'exakt'; did you mean 'exact'?"),
         ({"verifier": "traversal"}, "NgramDrafter makes deterministic proposals"),
+        ({"force_vocabulary": True}, "force_vocabulary=True is for a draft model; leave it out"),
+        ({"model": "smollm2", "revision": "x"}, "revision='x' is for hub models; 'smollm2' has"),
         ({"drafter": DRAFT, "proposal": "simple"}, "unknown proposal 'simple'; did you mean"),
         ({"drafter": DRAFT, "verifier": "block", "tree": "2,2"}, "BlockVerifier verifies chains"),
     ],
@@ -168,7 +170,7 @@ def test_choices_that_cannot_be_honoured_are_refused(
 ) -> None:
     """Nothing is parsed and then ignored."""
     with pytest.raises(ConfigError) as caught:
-        foredraft.load(TARGET, **choices)
+        foredraft.load(**{"model": TARGET, **choices})
     assert complaint in str(caught.value)
 
 

@@ -96,6 +96,12 @@ def test_a_local_folder(tmp_path: Path, make: Any) -> None:
     assert HFTarget(model, tokenizer).vocab_size == len(WORDS)
 
 
+def test_a_local_folder_has_no_revisions(tmp_path: Path) -> None:
+    folder = save(tiny_llama(), tmp_path / "model")
+    with pytest.raises(ConfigError, match=r"revision='v1' is for hub models, and .* is local"):
+        load_hf(folder, revision="v1")
+
+
 def test_a_gguf_file(tmp_path: Path) -> None:
     model, tokenizer = load_hf(write_gguf(tmp_path / "tiny.gguf"), dtype="float32", device="cpu")
     assert model.dtype == torch.float32

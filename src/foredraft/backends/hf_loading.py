@@ -44,7 +44,8 @@ def load_hf(
         (model, tokenizer), the model in eval mode.
 
     Raises:
-        ConfigError: an unknown dtype or device, or both device and device_map.
+        ConfigError: an unknown dtype or device, both device and device_map, or the revision of a
+            local model.
         ModelError: the model cannot be found or read.
     """
     if device is not None and device_map is not None:
@@ -52,6 +53,10 @@ def load_hf(
     place = _place(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     weights = {"dtype": _dtype(dtype, place), "device_map": device_map}
     source, options = _source(str(name_or_path))
+    if revision is not None and "local_files_only" not in options:
+        raise ConfigError(
+            f"revision={revision!r} is for hub models, and {str(name_or_path)!r} is local; leave it out"
+        )
     options |= {"trust_remote_code": trust_remote_code, "revision": revision or "main"}
     try:
         tokenizer, model, info = _read(source, options, weights)

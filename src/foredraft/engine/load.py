@@ -67,7 +67,7 @@ def load(
         "device_map": device_map,
         "trust_remote_code": trust_remote_code,
     }
-    _refuse_unused(options, revision, model, draft_source)
+    _refuse_unused(options, revision, model, draft_source, force_vocabulary)
     report(f"loading {_name(model)}")
     target, tokenizer = _load_model(model, tokenizer, report, revision=revision, **options)
     draft_model = None
@@ -113,12 +113,20 @@ def _load_model(
 
 
 def _refuse_unused(
-    options: dict[str, Any], revision: str | None, model: Any, draft_source: Any
+    options: dict[str, Any],
+    revision: str | None,
+    model: Any,
+    draft_source: Any,
+    force_vocabulary: bool,
 ) -> None:
     """An already loaded model has its dtype and device: nothing given for them may be ignored."""
+    if force_vocabulary and draft_source is None:
+        raise ConfigError("force_vocabulary=True is for a draft model; leave it out, or give one")
     unused = {} if _is_name(model) or _is_name(draft_source) else dict(options)
     if not _is_name(model):
         unused["revision"] = revision
+    elif revision is not None and zoo.is_embedded(str(model)):
+        raise ConfigError(f"revision={revision!r} is for hub models; {model!r} has one of its own")
     for name, value in unused.items():
         if value:
             raise ConfigError(
