@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+import typer
 from click.testing import Result
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 import foredraft
+from foredraft.cli.failures import clear_failures
 from foredraft.cli.main import app
 from tests.tiny_folders import WORDS, byte_tokenizer, save_folder
 
@@ -337,6 +339,27 @@ def test_a_damaged_model_exits_with_1(
 @pytest.mark.parametrize("name", ["nobody/nothing", "./nowhere", "missing.gguf"])
 def test_an_unknown_model_exits_with_1(name: str) -> None:
     assert repr(name) in complaint("--model", name, "--prompt", "cat", code=FAILURE)
+
+
+def out_of_memory(device: str) -> None:
+    if device == "cuda":
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+    if device == "host":
+        raise MemoryError
+    torch.empty(1 << 50)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "host"])
+def test_too_little_memory_is_one_sentence(capsys: pytest.CaptureFixture[str], device: str) -> None:
+    with pytest.raises(typer.Exit) as left, clear_failures():
+        out_of_memory(device)
+    assert left.value.exit_code == FAILURE
+    assert capsys.readouterr().err.startswith("error: not enough memory; use a smaller model")
+
+
+def test_a_fault_of_ours_is_not_taken_for_one() -> None:
+    with pytest.raises(RuntimeError, match="shapes differ"), clear_failures():
+        raise RuntimeError("shapes differ")
 
 
 # --- as a program -----------------------------------------------------------------------------------

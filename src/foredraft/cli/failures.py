@@ -22,8 +22,10 @@ def clear_failures() -> Iterator[None]:
     except ForedraftError as error:
         _say(str(error))
         raise typer.Exit(USAGE if isinstance(error, ConfigError) else FAILURE) from None
-    except MemoryError:
-        _say("not enough memory; use a smaller model, dtype=bfloat16, or fewer --max-new-tokens")
+    except (MemoryError, RuntimeError) as error:
+        if not _lacks_memory(error):
+            raise
+        _say("not enough memory; use a smaller model, --dtype bfloat16, or a shorter prompt")
         raise typer.Exit(FAILURE) from None
     except BrokenPipeError:  # the reader of our output has left; say nothing more to it
         _give_stdout_up()
@@ -32,6 +34,12 @@ def clear_failures() -> Iterator[None]:
         _give_stdout_up()
         _say(f"reading the prompt or writing the answer failed ({error.strerror or error})")
         raise typer.Exit(FAILURE) from None
+
+
+def _lacks_memory(error: Exception) -> bool:
+    """Told by its words, because PyTorch raises a RuntimeError on CPUs and importing it here takes long."""
+    words = ("out of memory", "can't allocate memory")
+    return isinstance(error, MemoryError) or any(w in str(error) for w in words)
 
 
 def _give_stdout_up() -> None:
