@@ -130,9 +130,7 @@ class Engine:
         rules = StopRules(
             eos_token_ids=frozenset(self._end_tokens(options)),
             stop=tuple(options.stop),
-            max_new_tokens=options.max_new_tokens,
-            max_length=self.target.context_length,
-            prompt_length=len(prompt_ids),
+            max_new_tokens=room,
         )
         capacity = len(prompt_ids) + min(room, MAX_TREE_NODES) + self._max_nodes + 1
         target = self.target.start(capacity)

@@ -20,22 +20,11 @@ class StopRules:
     """Strings that end the answer, in its own text: a start in the prompt does not count. The token
     that completes one is part of the ids; the text is cut right before the string."""
     max_new_tokens: int
-    """Tokens in the answer at most."""
-    max_length: int | None = None
-    """Tokens in prompt and answer together at most; None when there is no limit."""
-    prompt_length: int = 0
-    """Tokens in the prompt."""
+    """Tokens in the answer at most, by what was asked for and what the context has room for."""
 
     def __post_init__(self) -> None:
         assert all(self.stop), "an empty stop string"
-        assert self.max_answer_tokens >= 1, "no room for an answer"
-
-    @property
-    def max_answer_tokens(self) -> int:
-        """Tokens in the answer at most, by both limits."""
-        if self.max_length is None:
-            return self.max_new_tokens
-        return min(self.max_new_tokens, self.max_length - self.prompt_length)
+        assert self.max_new_tokens >= 1, "no room for an answer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +52,7 @@ class StopState:
         self._rules, self._incoming = rules, incoming
         self._num_tokens = 0
         self._held = ""
-        self._shown: list[str] = []
         self._finished = False
-
-    @property
-    def text(self) -> str:
-        """All text that was shown."""
-        return "".join(self._shown)
 
     def take(self, token_ids: Sequence[int]) -> Taken:
         """Take the verified tokens of one round; those after the end of the answer are left.
@@ -81,7 +64,6 @@ class StopState:
         assert not self._finished, "the answer has ended"
         taken = self._take(token_ids)
         self._num_tokens += taken.num_kept
-        self._shown.append(taken.text)
         self._finished = taken.finish_reason is not None
         return taken
 
@@ -99,7 +81,7 @@ class StopState:
         self, token_ids: Sequence[int]
     ) -> tuple[int, FinishReason | None, int | None]:
         """How many tokens to keep and why the answer ends there, stop strings left aside."""
-        room = self._rules.max_answer_tokens - self._num_tokens
+        room = self._rules.max_new_tokens - self._num_tokens
         for index, token_id in enumerate(token_ids[:room]):
             if token_id in self._rules.eos_token_ids:
                 return index + 1, "stop", token_id
