@@ -85,9 +85,7 @@ def _judge(
     gap = abs(float(scored[0][pair[0]] - scored[0][pair[1]]))
     noise = max(_largest_change(scored[0], wide) for wide in scored[1:])
     filtered = {tuple(torch.isfinite(row[pair]).tolist()) for row in scored}
-    at_filter = (
-        len(filtered) > 1
-    )  # top-k, top-p or min-p keeps a token in one pass and not in another
+    at_filter = len(filtered) > 1  # top-k, top-p or min-p keeps a token in some passes only
     tie = at_filter or gap <= max(2 * noise, _step(rows[0][pair], options), FLOAT32_TIE_GAP)
     return Agreement("tie" if tie else "bug", token, gap, noise)
 
