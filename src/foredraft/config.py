@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ from functools import partial
 from numbers import Integral, Real
 from typing import Any
 
-from foredraft.errors import ConfigError
+from foredraft.errors import ConfigError, suggestion
 
 MAX_TREE_NODES = 512
 """Most nodes in a draft tree, and most tokens in one prefill pass: one limit sizes every buffer."""
@@ -86,11 +85,7 @@ class GenerationOptions:
         known = [f.name for f in dataclasses.fields(self)]
         for name in changes:
             if name not in known:
-                close = difflib.get_close_matches(name, known, n=1)
-                hint = (
-                    f"did you mean {close[0]!r}?" if close else f"known options: {', '.join(known)}"
-                )
-                raise ConfigError(f"unknown generation option {name!r}; {hint}")
+                raise ConfigError(f"unknown generation option {name!r}; {suggestion(name, known)}")
         return dataclasses.replace(self, **changes)
 
 

@@ -14,6 +14,11 @@ Each message names the value, what is allowed and the way out. The command line 
 sentence and exits with 2 for a `ConfigError` and 1 for the others.
 """
 
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
 
 class ForedraftError(Exception):
     """Base of every error in this package."""
@@ -41,3 +46,11 @@ class NumericsError(ForedraftError):
 
 class CacheError(ForedraftError):
     """The KV cache holds something else than the transaction asked for; decoding must not go on."""
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """The way out of an unknown name: the one that was probably meant, and all there are."""
+    names = list(known)
+    close = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return f"{hint}available: {', '.join(names)}"

@@ -6,7 +6,6 @@ its function below, read by their annotations.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Any
 from foredraft.drafters.draft_model import DraftModelDrafter
 from foredraft.drafters.ngram import NgramDrafter
 from foredraft.engine.legality import check_legal
-from foredraft.errors import ConfigError
+from foredraft.errors import ConfigError, suggestion
 from foredraft.policies.fixed import FixedPolicy
 from foredraft.protocols import Drafter, Policy, Target, Verifier
 from foredraft.tree import Proposal
@@ -125,7 +124,7 @@ def parse_method(text: str) -> Method:
     """
     name, *pairs = text.split(":")
     if name not in RECIPES:
-        raise ConfigError(f"unknown method {name!r}; {_suggest(name, RECIPES)}")
+        raise ConfigError(f"unknown method {name!r}; {suggestion(name, RECIPES)}")
     types = _option_types(RECIPES[name])
     options: dict[str, Any] = {}
     for pair in pairs:
@@ -139,7 +138,7 @@ def parse_method(text: str) -> Method:
 def _read_option(method: str, pair: str, types: Mapping[str, type]) -> tuple[str, Any]:
     key, equals, value = pair.partition("=")
     if not equals or key not in types:
-        raise ConfigError(f"method {method!r} has no option {pair!r}; {_suggest(key, types)}")
+        raise ConfigError(f"method {method!r} has no option {pair!r}; {suggestion(key, types)}")
     try:
         return key, types[key](value)
     except ValueError:
@@ -171,10 +170,4 @@ def _proposal(name: str) -> Proposal:
         return Proposal(name)
     except ValueError:
         known = [p.value for p in Proposal]
-        raise ConfigError(f"unknown proposal {name!r}; {_suggest(name, known)}") from None
-
-
-def _suggest(name: str, known: Any) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1)
-    listed = f"available: {', '.join(known)}"
-    return f"did you mean {close[0]!r}? {listed}" if close else listed
+        raise ConfigError(f"unknown proposal {name!r}; {suggestion(name, known)}") from None

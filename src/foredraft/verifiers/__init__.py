@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from importlib import import_module
 from types import MappingProxyType
 
-from foredraft.errors import ConfigError
+from foredraft.errors import ConfigError, suggestion
 from foredraft.protocols import Verifier
 
 VERIFIERS = MappingProxyType(
@@ -27,9 +26,7 @@ def verifier(name: str) -> Verifier:
         ConfigError: there is none; the message lists the names.
     """
     if name not in VERIFIERS:
-        close = difflib.get_close_matches(name, VERIFIERS, n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
-        raise ConfigError(f"unknown verifier {name!r}; {hint}available: {', '.join(VERIFIERS)}")
+        raise ConfigError(f"unknown verifier {name!r}; {suggestion(name, VERIFIERS)}")
     module, _, cls = VERIFIERS[name].partition(":")
     made: Verifier = getattr(import_module(module), cls)()
     return made
