@@ -11,6 +11,7 @@ from transformers import (
     BloomConfig,
     Gemma3TextConfig,
     GPT2Config,
+    GPTNeoConfig,
     Lfm2Config,
     LlamaConfig,
     MistralConfig,
@@ -93,6 +94,22 @@ def tiny_gpt2() -> Any:
 def tiny_bloom() -> Any:
     """ALiBi: its forward takes no 4-D mask."""
     return build(BloomConfig(vocab_size=VOCAB_SIZE, hidden_size=32, n_layer=2, n_head=4))
+
+
+def tiny_gpt_neo(window: int) -> Any:
+    """A layer whose window is kept by the model itself, and by cache slot."""
+    config = GPTNeoConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=32,
+        num_layers=2,
+        num_heads=4,
+        attention_types=[[["global", "local"], 1]],
+        window_size=window,
+        max_position_embeddings=256,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    return build(config)
 
 
 def tiny_hybrid() -> Any:

@@ -25,6 +25,7 @@ from tests.tiny_models import (
     WINDOW,
     tiny_bf16_llama,
     tiny_bloom,
+    tiny_gpt_neo,
     tiny_hybrid,
     tiny_llama,
     tiny_mistral,
@@ -241,6 +242,15 @@ def test_alibi_keeps_to_chains() -> None:
     state.commit([])
     with pytest.raises(AssertionError, match="chains only"):
         state.score([5, 6], [-1, -1])
+
+
+@pytest.mark.parametrize("window", [8, 32, 256])
+def test_a_window_that_the_model_keeps_by_slot_keeps_to_chains(window: int) -> None:
+    """A longer one than the probe's text would show nothing there, and answer wrongly behind it."""
+    target = HFTarget(tiny_gpt_neo(window))
+    assert not target.scores_trees
+    text, ids, chain = tokens(40), tokens(4, seed=1), [-1, 0, 1, 2]
+    assert_equal_rows(started(target, text).score(ids, chain), path_rows(target, text, ids, chain))
 
 
 def test_a_model_that_ignores_masks_keeps_to_chains() -> None:

@@ -151,11 +151,11 @@ class HFTarget:
 
     def _masks_that_work(self) -> TreeMasks | None:
         """Masks with which trees score as their paths do; None if only chains do."""
-        self.masks = TreeMasks.for_model(
-            hf_facts.text_config(self.model), self.layout, self.model.dtype
-        )
-        if self.masks is not None and self._trouble(hf_probe.TREE) is None:
-            return self.masks
+        config = hf_facts.text_config(self.model)
+        if not hf_facts.has_hidden_window(config, self.layout):
+            self.masks = TreeMasks.for_model(config, self.layout, self.model.dtype)
+            if self.masks is not None and self._trouble(hf_probe.TREE) is None:
+                return self.masks
         self.masks = None
         trouble = self._trouble(hf_probe.CHAIN)
         if trouble is None:

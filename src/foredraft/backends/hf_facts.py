@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from foredraft.backends.kv_layout import refuse_state
+from foredraft.backends.kv_layout import KVLayout, refuse_state
 from foredraft.errors import ModelError
 
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
@@ -88,6 +88,20 @@ def _constant_rope_lengths(config: Any) -> Iterator[int | None]:
         if parameters.get("rope_type") in LENGTH_DEPENDENT_ROPE:
             name = "original_max_position_embeddings"
             yield parameters.get(name) or getattr(config, name, None)
+
+
+def has_hidden_window(config: Any, layout: KVLayout) -> bool:
+    """Whether the config names a window that no cache layer has: the model then keeps it itself.
+
+    GPT-Neo does, by cache slot instead of by position, so a tree's siblings would shift it. The edge
+    of a long window moves a row too little for a probe to tell from rounding. Configs with
+    `layer_types` leave windows to the library's masks, which ours replace.
+    """
+    if getattr(config, "layer_types", None) is not None:
+        return False
+    named = [v for n, v in vars(config).items() if n.endswith(("window", "window_size"))]
+    cached = {layer.window for layer in layout.layers if layer is not None}
+    return any(type(window) is int and window not in cached for window in named)
 
 
 def devices(model: Any) -> set[torch.device]:

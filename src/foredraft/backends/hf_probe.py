@@ -1,7 +1,7 @@
 """Trying a model out when it is loaded: what it caches, whether a tree scores as its paths do.
 
-Models that ignore masks or positions (ALiBi, windows kept by slot, custom code) raise nothing and
-answer wrongly. So a small tree is scored in one pass, and each of its paths alone without a cache.
+Models that ignore masks or positions (ALiBi, custom code) raise nothing and answer wrongly. So a
+small tree is scored in one pass, and each of its paths alone without a cache.
 """
 
 from __future__ import annotations
