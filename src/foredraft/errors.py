@@ -17,7 +17,10 @@ sentence and exits with 2 for a `ConfigError` and 1 for the others.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 class ForedraftError(Exception):
