@@ -142,6 +142,9 @@ class ScriptedState:
     def __init__(self, script: Script) -> None:
         self._script = script
 
+    def prefill(self, token_ids: Sequence[int]) -> None:
+        pass
+
     def draft(self, context: DraftContext, policy: PolicyState) -> DraftTree:
         limits = context.limits
         builder, depths = TreeBuilder(context.token_ids[-1]), {NO_PARENT: -1, 0: 0}
@@ -207,6 +210,9 @@ class WatchedState:
     def length(self) -> int:
         """Committed tokens of its cache; 0 when it has none."""
         return getattr(self.state, "length", 0)
+
+    def prefill(self, token_ids: Sequence[int]) -> None:
+        pass
 
     def draft(self, context: DraftContext, policy: PolicyState) -> DraftTree:
         self.drafts.append(self.state.draft(context, policy))

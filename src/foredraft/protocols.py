@@ -210,6 +210,10 @@ class DraftContext:
 class DrafterState(Protocol):
     """A drafter's memory of one request."""
 
+    def prefill(self, token_ids: Sequence[int]) -> None:
+        """Called once, before the first draft, with the prompt but its last token; counts as prefill."""
+        ...
+
     def draft(self, context: DraftContext, policy: PolicyState) -> DraftTree:
         """Propose a tree whose root is `context.token_ids[-1]`, within `context.limits`."""
         ...

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from tests.tiny_models import VOCAB_SIZE, tiny_gpt2
 from torch import Tensor
 
 from foredraft import Engine, GenerationOptions, Result
@@ -18,6 +17,7 @@ from foredraft.drafters.ngram import NgramDrafter
 from foredraft.engine.agreement import FLOAT32_TIE_GAP, Agreement, compare
 from foredraft.tree import Proposal
 from foredraft.verifiers import verifier
+from tests.tiny_models import VOCAB_SIZE, tiny_gpt2
 
 PROMPT = (1, 2)
 GREEDY = GenerationOptions(max_new_tokens=6)

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.scripted import Watched
-from tests.tiny_models import tiny_bloom, tiny_llama
 from torch import Tensor
 from transformers import LogitsProcessor
 
@@ -31,6 +29,8 @@ from foredraft.protocols import (
 )
 from foredraft.sampling.law import TargetLaws
 from foredraft.tree import NO_PARENT, DraftTree, Proposal
+from tests.scripted import Watched
+from tests.tiny_models import tiny_bloom, tiny_llama
 
 VOCAB_SIZE = 8
 PROMPT = (1, 2, 3, 1, 2)
@@ -146,6 +146,9 @@ class OwnDrafter:
 
     def start(self, capacity: int) -> OwnDrafter:
         return self
+
+    def prefill(self, token_ids: Sequence[int]) -> None:
+        pass
 
     def draft(self, context: DraftContext, policy: PolicyState) -> Any:
         return self._make(context)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,9 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.scripted import Branches, ScriptedDrafter, Watched, repeat
-from tests.tiny_folders import byte_tokenizer
-from tests.tiny_models import tiny_bloom, tiny_llama
 from torch import Tensor
 
 from foredraft import ConfigError, Engine, ForedraftError, GenerationOptions, PromptError
@@ -22,9 +20,14 @@ from foredraft.config import MAX_TREE_NODES
 from foredraft.drafters.draft_model import DraftModelDrafter
 from foredraft.drafters.ngram import NgramDrafter
 from foredraft.policies.fixed import FixedPolicy
-from foredraft.protocols import Drafter, PolicyKind
-from foredraft.tree import Proposal
+from foredraft.protocols import Drafter, PolicyKind, Verdict
+from foredraft.results import Step
+from foredraft.tree import DraftTree, Proposal
 from foredraft.verifiers import verifier
+from foredraft.verifiers.exact import ExactVerifier
+from tests.scripted import Branches, ScriptedDrafter, Watched, repeat
+from tests.tiny_folders import byte_tokenizer
+from tests.tiny_models import tiny_bloom, tiny_llama
 
 PROMPT = (1, 2, 3, 1, 2)
 TARGET, DRAFT = TableModel.random(8, 2, seed=1), TableModel.random(8, 1, seed=2)
@@ -411,3 +414,24 @@ def test_a_draft_of_end_tokens_ends_nothing() -> None:
     engine = Engine(TARGET, ScriptedDrafter(repeat(0, 4), max_nodes=4))
     options = REQUEST.replace(suppress_tokens=[0], eos_token_ids=[0])
     assert len(engine.generate(PROMPT, options).token_ids) == REQUEST.max_new_tokens
+
+
+def test_closing_from_another_thread_ends_the_stream_after_its_round() -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    class Slow(ExactVerifier):
+        def verify(self, tree: DraftTree, laws: Any, random: Any) -> Verdict:
+            inside.set()
+            go_on.wait(10)
+            return super().verify(tree, laws, random)
+
+    stream = Engine(TableModel.random(5), verifier=Slow()).stream([1], max_new_tokens=50)
+    steps: list[Step] = []
+    reader = threading.Thread(target=lambda: steps.extend(stream))
+    reader.start()
+    inside.wait(10)
+    stream.close()
+    go_on.set()
+    reader.join(10)
+    assert len(steps) == 1
+    assert stream._session._closed

@@ -5,10 +5,18 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_text import BLOCK_SIZES, BYTES, SCRIPTS, VOCABULARIES, Vocabulary, in_blocks, incremental
 
 from foredraft.engine.stopping import StopRules, StopState, Taken
 from foredraft.engine.text import Decode
+from tests.engine.toy_text import (
+    BLOCK_SIZES,
+    BYTES,
+    SCRIPTS,
+    VOCABULARIES,
+    Vocabulary,
+    in_blocks,
+    incremental,
+)
 
 EOS, OTHER_EOS, THIRD_EOS = 1000, 1001, 1002
 ENDS = frozenset({EOS, OTHER_EOS, THIRD_EOS})

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_text import BLOCK_SIZES, BYTES, SCRIPTS, VOCABULARIES, in_blocks, incremental
 
 from foredraft.engine.text import MAX_UNFINISHED, REPLACEMENT, find_stray_byte
+from tests.engine.toy_text import BLOCK_SIZES, BYTES, SCRIPTS, VOCABULARIES, in_blocks, incremental
 
 WITH_BYTES = [name for name in VOCABULARIES if name != "wordpiece"]
 every_vocabulary = pytest.mark.parametrize("name", VOCABULARIES)

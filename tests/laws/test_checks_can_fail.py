@@ -70,6 +70,9 @@ class TamperingState:
         self._drafter, self._honest = drafter, honest
         self._drawn_node: list[int] = []
 
+    def prefill(self, token_ids: Sequence[int]) -> None:
+        pass
+
     def draft(self, context: DraftContext, policy: PolicyState) -> DraftTree:
         drawn = self._honest.draft(context, policy)
         tree, self._drawn_node = self._rebuild(drawn)

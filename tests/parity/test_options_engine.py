@@ -158,6 +158,9 @@ class Script:
     def start(self, capacity: int) -> Script:
         return self
 
+    def prefill(self, token_ids: Sequence[int]) -> None:
+        pass
+
     def draft(self, context: DraftContext, policy: PolicyState) -> DraftTree:
         builder, node = TreeBuilder(context.token_ids[-1]), 0
         depth = min(4, context.limits.max_depth)

@@ -14,7 +14,7 @@ from foredraft.protocols import DraftContext, DraftLimits, ModelState, PolicySta
 from foredraft.tree import NO_PARENT, DraftTree, Proposal, TreeBuilder
 
 CATCH_UP_ROWS = 16
-"""A gap up to this long is scored together with the root; a longer one (a prompt) is prefilled."""
+"""A gap up to this long is scored together with the root; a longer one is prefilled."""
 
 
 class DraftModelDrafter:
@@ -54,6 +54,12 @@ class DraftModelState:
         """Committed tokens in the draft cache."""
         return self._state.length
 
+    def prefill(self, token_ids: Sequence[int]) -> None:
+        """Commit the prompt, unless it leaves no room to draft in the draft model's context."""
+        limit = self._model.context_length
+        if limit is None or len(token_ids) < limit:
+            self._state.prefill(self._known(token_ids))
+
     def draft(self, context: DraftContext, policy: PolicyState) -> DraftTree:
         """Catch up with the text, then grow level by level, one draft pass a level."""
         context = replace(context, limits=self._own_limits(context))
@@ -90,8 +96,7 @@ class DraftModelState:
         return logits
 
     def _score_root(self, text: Sequence[int]) -> Tensor:
-        known = self._model.vocab_size  # what it lacks is read as another token: only drafts suffer
-        gap = [token if token < known else 0 for token in text[self._state.length :]]
+        gap = self._known(text[self._state.length :])
         if len(gap) > CATCH_UP_ROWS:
             self._state.prefill(gap[:-1])
             gap = gap[-1:]
@@ -99,6 +104,10 @@ class DraftModelState:
         self._num_caught_up = len(gap)
         self._rows = {0: len(gap) - 1}
         return logits[-1:]
+
+    def _known(self, token_ids: Sequence[int]) -> list[int]:
+        """The tokens; one that the draft model lacks is read as another, and only drafts suffer."""
+        return [token if token < self._model.vocab_size else 0 for token in token_ids]
 
     def _own_limits(self, context: DraftContext) -> DraftLimits:
         """The round's limits, as far as the draft model's own context and masks allow them."""

@@ -61,6 +61,10 @@ class NgramState:
         self._follow: dict[tuple[int, ...], list[int]] = {}  # not deques: each takes 760 bytes
         self._num_indexed = 0
 
+    def prefill(self, token_ids: Sequence[int]) -> None:
+        """Index the prompt."""
+        self._index(token_ids)
+
     def draft(self, context: DraftContext, policy: PolicyState) -> DraftTree:
         """Copy what followed the longest matches of the text's end."""
         token_ids = context.token_ids

@@ -10,10 +10,10 @@ from foredraft.results import Step
 
 
 def decode(session: Session, verifier: Verifier) -> Iterator[Step]:
-    """Rounds of draft, score, verify and take, until a stop or a limit. Closes the session."""
+    """Rounds of draft, score, verify and take, until a stop, a limit or a cancel. Closes the session."""
     try:
         session.prefill()
-        while session.finish_reason is None:
+        while session.goes_on:
             with session.clock.stage("draft"):
                 tree = session.draft()
             with session.clock.stage("target"):

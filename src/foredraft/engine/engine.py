@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -269,9 +270,14 @@ class Stream:
         self.close()
 
     def close(self) -> None:
-        """Stop decoding and free the session; does nothing after the last step."""
-        self._rounds.close()  # type: ignore[attr-defined]
-        self._session.close()
+        """Stop decoding and free the session; does nothing after the last step.
+
+        While another thread waits for a step, the round in progress ends first, and frees it there.
+        """
+        self._session.cancel()
+        with contextlib.suppress(ValueError):  # "generator already executing": in that other thread
+            self._rounds.close()  # type: ignore[attr-defined]
+            self._session.close()
 
     def result(self) -> Result:
         """The answer, once every step was taken."""

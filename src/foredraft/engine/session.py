@@ -62,12 +62,14 @@ class Session:
         self.prefill_s = 0.0
         self._drafting, self._law, self._stop = drafting, law, stop
         self._max_length = len(prompt_ids) + room
-        self._closed = False
+        self._closed = self._cancelled = False
 
     def prefill(self) -> None:
-        """Cover the prompt without its last token."""
+        """Cover the prompt without its last token, in the target and in the drafter."""
         with self.clock.stage("prefill"):
             self.target.prefill(self.token_ids[:-1])
+            if self._drafting is not None:
+                self._drafting.drafter.prefill(self.token_ids[:-1])
         self.prefill_s = self.clock.lap()["prefill"]
 
     def draft(self) -> DraftTree:
@@ -102,6 +104,15 @@ class Session:
             finish_reason=taken.finish_reason,
             stopped_by=taken.stopped_by,
         )
+
+    def cancel(self) -> None:
+        """Ask for an end after the round in progress; may be called from another thread."""
+        self._cancelled = True
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether another round follows."""
+        return self.finish_reason is None and not self._cancelled
 
     def close(self) -> None:
         """Give all memory back; a second call does nothing."""

@@ -21,7 +21,7 @@ _MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _SHIFTS = (30, 27, 31)
 _GUMBEL, _UNIFORM = 1, 2  # domains: acceptance noise never meets the noise that chooses tokens
 _UNIT = 2.0**-52  # of 52 bits plus a half, which float64 holds exactly: neither 0 nor 1 comes out
-_NOISE_ROWS_KEPT = 64
+_NOISE_ROWS_KEPT = 16  # more than drafts are deep; a row of 256k tokens weighs 2 MB
 
 
 class Randomness(Protocol):
