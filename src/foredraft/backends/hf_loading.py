@@ -60,6 +60,8 @@ def load_hf(
     options |= {"trust_remote_code": trust_remote_code, "revision": revision or "main"}
     try:
         tokenizer, model, info = _read(source, options, weights)
+        if not hasattr(model, "hf_device_map"):  # set where the library has placed it already
+            model.to(place)
     except Exception as error:
         raise ModelError(_explain(str(name_or_path), options, error)) from error
     if info["missing_keys"]:
@@ -68,7 +70,7 @@ def load_hf(
             f"model {str(name_or_path)!r} lacks weights ({missing}); "
             "give the checkpoint of a complete causal language model"
         )
-    return (model if device_map is not None else model.to(place)).eval(), tokenizer
+    return model.eval(), tokenizer
 
 
 def default_dtype(device: torch.device) -> torch.dtype:
@@ -193,6 +195,6 @@ def _explain(name: str, options: dict[str, Any], error: Exception) -> str:
     way_out = (
         f"check the name, and your access to it on {hub}"
         if "local_files_only" in options
-        else "check that its files are whole, or fetch them again"
+        else "check that its files are whole, or fetch them again; it must have a tokenizer too"
     )
     return f"model {name!r} cannot be loaded ({reason}); {way_out}"
