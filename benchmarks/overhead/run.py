@@ -137,7 +137,7 @@ def _rounds(
         models.append(engine.drafter.model.model)
     with timed_calls(models) as seconds, engine.stream(prompt, max_new_tokens=num_tokens) as stream:
         ends = [len(seconds) for _ in stream]
-        rounds = stream._session.rounds
+        rounds = stream.result().stats.rounds
     spans = itertools.pairwise(ends)
     return [(r, seconds[a:b]) for r, (a, b) in zip(rounds[1:], spans, strict=True)]
 

@@ -7,6 +7,7 @@ its function below, read by their annotations.
 from __future__ import annotations
 
 import inspect
+import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -149,10 +150,10 @@ def _read_option(method: str, pair: str, types: Mapping[str, type]) -> tuple[str
 
 def _option_types(recipe: Callable[..., Parts]) -> dict[str, type]:
     """The recipe's keyword options and how to read each: all are whole numbers or text."""
-    parameters = inspect.signature(recipe).parameters.values()
+    hints = typing.get_type_hints(recipe)
     return {
-        p.name: int if "int" in str(p.annotation) else str
-        for p in parameters
+        p.name: int if hints[p.name] in (int, int | None) else str
+        for p in inspect.signature(recipe).parameters.values()
         if p.kind is inspect.Parameter.KEYWORD_ONLY
     }
 
