@@ -111,17 +111,20 @@ def host_share(
     engine: foredraft.Engine, prompts: list[list[int]], num_tokens: int
 ) -> dict[str, Any]:
     """Median host time of a round over its median target call; rounds without a draft are left out."""
-    host, passes, nodes = [], [], []
+    host, passes, models, nodes = [], [], [], []
     for prompt in prompts:
         for record, calls in _rounds(engine, prompt, num_tokens):
             if record.num_drafted or engine.drafter is None:
                 host.append(record.total_s - sum(calls))
                 passes.append(calls[-1])  # the target's; the draft model's come before it
+                models.append(sum(calls))
                 nodes.append(record.num_drafted + 1)
     return {
         "host_ms": 1000 * statistics.median(host),
         "target_call_ms": 1000 * statistics.median(passes),
-        "host_share": statistics.median(host) / statistics.median(passes),
+        "model_calls_ms": 1000 * statistics.median(models),
+        "host_share_of_target_call": statistics.median(host) / statistics.median(passes),
+        "host_share_of_model_calls": statistics.median(host) / statistics.median(models),
         "mean_nodes": statistics.mean(nodes),
         "max_nodes": max(nodes),
         "rounds": len(nodes),

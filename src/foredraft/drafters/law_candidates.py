@@ -40,10 +40,6 @@ class LawCandidates:
     def extend(self, nodes: Sequence[int], counts: Sequence[int]) -> list[int]:
         """Choose and add children. A node whose law is not finite (NaN) gets none."""
         logits = self._allowed(self._context.law.align(self._logits_after(nodes)), nodes)
-        largest = logits.max(-1).values.tolist()
-        counts = [c if abs(m) < math.inf else 0 for c, m in zip(counts, largest, strict=True)]
-        if not any(counts):
-            return []
         drawn = self._choose(nodes, logits, counts)
         return [
             self._builder.add(node, token, self._proposal)
@@ -83,9 +79,10 @@ class LawCandidates:
             noise = self._context.random.gumbel(position, law.vocab_size)
             noise = noise.to(logits.device)  # it is the target's, which may be elsewhere
             return _top(law.coupled_scores(logits, noise), counts)
+        finite = [abs(largest) < math.inf for largest in logits.max(-1).values.tolist()]
         return [
-            self._sample(node, q, count)
-            for node, q, count in zip(nodes, law.probs(logits), counts, strict=True)
+            self._sample(node, q, count if usable else 0)
+            for node, q, count, usable in zip(nodes, law.probs(logits), counts, finite, strict=True)
         ]
 
     def _sample(self, node: int, law: Tensor, count: int) -> list[int]:
@@ -104,14 +101,15 @@ class LawCandidates:
 
 
 def _top(ranking: Tensor, counts: Sequence[int]) -> list[list[int]]:
-    """The best counts[i] tokens of row i that are not forbidden, best first."""
+    """The best counts[i] tokens of row i that are not forbidden, best first.
+
+    NaN and infinity rank first, so a row whose best value is not finite is not a law and gives none.
+    """
     best = ranking.topk(min(max(counts), ranking.shape[-1]), dim=-1)
     rows = zip(best.indices.tolist(), best.values.tolist(), counts, strict=True)
     return [
-        [
-            token
-            for token, value in zip(ids[:count], values[:count], strict=True)
-            if value > -math.inf
-        ]
+        [token for token, value in zip(ids[:count], values, strict=False) if value > -math.inf]
+        if abs(values[0]) < math.inf
+        else []
         for ids, values, count in rows
     ]
