@@ -16,7 +16,7 @@ WORKERS ?= 2
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-# A summary takes much of its wording from the text, which is what drafting from the context feeds on.
+# An answer that takes its wording from the text is what drafting from the context feeds on.
 DEMO_PROMPT := Extract every name and year from this text as a list. The lighthouse at Carrow Point was \
   built in 1871, after the wreck of the Meridian. Anna Dell, the last keeper, trimmed the lamp every \
   evening. In 1962 the lamp was replaced by an electric light, and the Dell family moved to the village.
