@@ -169,6 +169,8 @@ class HFTarget:
             error = hf_probe.probe_error(
                 lambda: self.start(PROBE_CAPACITY), self._alone, parents, self.vocab_size
             )
+        except (MemoryError, torch.OutOfMemoryError):  # says nothing about the model
+            raise
         except Exception as failure:
             return failure
         if error <= hf_probe.tolerance(self.model.dtype):
