@@ -20,7 +20,7 @@ LAYERS = (
     {"config"},
     {"tree"},
     {"sampling", "results"},
-    {"protocols"},
+    {"protocols", "costs"},
     {"backends", "policies", "verifiers", "zoo"},
     {"drafters"},
     {"engine", "methods"},

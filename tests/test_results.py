@@ -19,11 +19,19 @@ from tests.scripted import Script, ScriptedDrafter, chain
 METRICS_PAGE = Path(__file__).parent.parent / "docs" / "metrics.md"
 
 
+def widths(num_drafted: int, depth: int) -> tuple[int, ...]:
+    """A tree of that many nodes below the root: the first level takes what the others leave."""
+    if depth == 0:
+        return (1,)
+    return (1, num_drafted - depth + 1, *(1,) * (depth - 1))
+
+
 def whole(num_drafted: int, num_accepted: int, depth: int | None = None) -> RoundRecord:
     """A round that nothing cut: 1 ms of drafting, 4 of the target, 2 of verification, 8 in all."""
     return RoundRecord(
-        num_drafted=num_drafted,
-        depth=num_drafted if depth is None else depth,
+        context=10,
+        widths=widths(num_drafted, num_drafted if depth is None else depth),
+        draft_rows=(),
         num_accepted=num_accepted,
         num_emitted=num_accepted + 1,
         cut=False,
@@ -37,7 +45,16 @@ def whole(num_drafted: int, num_accepted: int, depth: int | None = None) -> Roun
 def cut(num_drafted: int, num_accepted: int, num_emitted: int) -> RoundRecord:
     """A round of which a stop left `num_emitted` tokens."""
     return RoundRecord(
-        num_drafted, num_drafted, num_accepted, num_emitted, True, 0.001, 0.004, 0.002, 0.008
+        10,
+        widths(num_drafted, num_drafted),
+        (),
+        num_accepted,
+        num_emitted,
+        True,
+        0.001,
+        0.004,
+        0.002,
+        0.008,
     )
 
 

@@ -40,8 +40,12 @@ FinishReason = Literal["stop", "length"]
 class RoundRecord:
     """One draft and one target pass."""
 
-    num_drafted: int
-    depth: int
+    context: int
+    """Tokens in the target's cache before the pass."""
+    widths: tuple[int, ...]
+    """[D + 1] nodes of the tree at each depth; the root's is 1."""
+    draft_rows: tuple[int, ...]
+    """[L] rows of each model pass of the drafter; empty for drafters without a model."""
     num_accepted: int
     num_emitted: int
     cut: bool
@@ -50,6 +54,16 @@ class RoundRecord:
     target_s: float
     verify_s: float
     total_s: float
+
+    @property
+    def num_drafted(self) -> int:
+        """Draft tokens: every node but the root."""
+        return sum(self.widths) - 1
+
+    @property
+    def depth(self) -> int:
+        """Levels of the draft."""
+        return len(self.widths) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +96,8 @@ class Statistics:
     ttft_s: float
     """From the request to its first token, prefill included; summed over requests when pooled."""
     requests: int = 1
+    staged: bool = True
+    """Whether the rounds tell their time by stage. Not every peer of a benchmark lets that be seen."""
 
     @classmethod
     def pool(cls, many: Iterable[Statistics]) -> Statistics:
@@ -95,6 +111,7 @@ class Statistics:
             prefill_s=sum(s.prefill_s for s in parts),
             ttft_s=sum(s.ttft_s for s in parts),
             requests=sum(s.requests for s in parts),
+            staged=all(s.staged for s in parts),
         )
 
     # --- counts ---------------------------------------------------------------------------------
@@ -196,8 +213,10 @@ class Statistics:
         """Emitted tokens / target passes."""
         return _ratio(self.completion_tokens, len(self.rounds))
 
-    def ms_per_round(self) -> dict[str, float]:
+    def ms_per_round(self) -> dict[str, float | None]:
         """Where a round's time goes: draft, target, verify and the rest, in milliseconds."""
+        if not self.staged:
+            return dict.fromkeys(("draft_ms", "target_ms", "verify_ms", "other_ms"))
         count = max(len(self.rounds), 1)
         parts = {
             "draft_ms": sum(r.draft_s for r in self.rounds),

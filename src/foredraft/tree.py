@@ -8,6 +8,7 @@ children can be verified. Every other node is a draft token.
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -43,6 +44,8 @@ class DraftTree:
         proposals: [N] how each node was proposed; the root's entry is never read.
         laws: node -> q, float64 [V]: the law its sampled children were drawn from, after
             temperature and filters. Only nodes with sampled children have one.
+        draft_rows: [L] rows of each model pass that the drafter made for it, in order; empty for drafters
+            without a model.
 
     Siblings stand in the order in which they were drawn.
     """
@@ -51,6 +54,7 @@ class DraftTree:
     parents: tuple[int, ...]
     proposals: tuple[Proposal, ...]
     laws: Mapping[int, Tensor] = field(default_factory=dict)
+    draft_rows: tuple[int, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         assert len(self.token_ids) == len(self.parents) == len(self.proposals) >= 1
@@ -90,6 +94,12 @@ class DraftTree:
         return tuple(map(tuple, children))
 
     @property
+    def widths(self) -> tuple[int, ...]:
+        """[D + 1] nodes at each depth; the root's is 1."""
+        counts = Counter(self.depths)
+        return tuple(counts[depth] for depth in range(self.depth + 1))
+
+    @property
     def is_chain(self) -> bool:
         """Whether no node has more than one child."""
         return self.depth == self.num_drafted
@@ -120,6 +130,7 @@ class TreeBuilder:
         self.parents = [NO_PARENT]
         self._proposals = [Proposal.DETERMINISTIC]
         self._laws: dict[int, Tensor] = {}
+        self._draft_rows: list[int] = []
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -135,6 +146,10 @@ class TreeBuilder:
         """Record q, float64 [V], that the sampled children of `node` are drawn from."""
         self._laws[node] = law
 
+    def count_pass(self, num_rows: int) -> None:
+        """Record a model pass that the drafter made for this tree."""
+        self._draft_rows.append(num_rows)
+
     def path_tokens(self, node: int) -> list[int]:
         """Draft tokens on the way from the root (left out) to `node`."""
         tokens: list[int] = []
@@ -146,7 +161,11 @@ class TreeBuilder:
     def build(self) -> DraftTree:
         """The frozen tree."""
         return DraftTree(
-            tuple(self.token_ids), tuple(self.parents), tuple(self._proposals), self._laws
+            tuple(self.token_ids),
+            tuple(self.parents),
+            tuple(self._proposals),
+            self._laws,
+            tuple(self._draft_rows),
         )
 
 

@@ -87,20 +87,23 @@ class DraftModelState:
     def _score(self, nodes: Sequence[int], builder: TreeBuilder, text: Sequence[int]) -> Tensor:
         """Logits [F, V] after nodes of one level, in one draft pass; the root's pass catches up."""
         if nodes[0] == 0:
-            return self._score_root(text)
+            return self._score_root(builder, text)
         first = self._num_caught_up + len(self._rows) - 1
         rows = {node: first + i for i, node in enumerate(nodes)}
         parents = [self._rows[builder.parents[node]] for node in nodes]
         logits = self._state.score([builder.token_ids[node] for node in nodes], parents)
+        builder.count_pass(len(nodes))
         self._rows |= rows
         return logits
 
-    def _score_root(self, text: Sequence[int]) -> Tensor:
+    def _score_root(self, builder: TreeBuilder, text: Sequence[int]) -> Tensor:
         gap = self._known(text[self._state.length :])
         if len(gap) > CATCH_UP_ROWS:
             self._state.prefill(gap[:-1])
+            builder.count_pass(len(gap) - 1)
             gap = gap[-1:]
         logits = self._state.score(gap, range(NO_PARENT, len(gap) - 1))
+        builder.count_pass(len(gap))
         self._num_caught_up = len(gap)
         self._rows = {0: len(gap) - 1}
         return logits[-1:]

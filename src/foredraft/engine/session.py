@@ -131,8 +131,9 @@ class Session:
     def _record(self, tree: DraftTree, verdict: Verdict, taken: Taken) -> None:
         seconds = self.clock.lap()
         record = RoundRecord(
-            num_drafted=tree.num_drafted,
-            depth=tree.depth,
+            context=len(self.token_ids) - taken.num_kept - 1,
+            widths=tree.widths,
+            draft_rows=tree.draft_rows,
             num_accepted=verdict.num_accepted,
             num_emitted=taken.num_kept,
             cut=taken.num_kept < len(verdict.token_ids),

@@ -1,0 +1,137 @@
+"""The folder of one benchmark run: what was asked for, and every finished prompt.
+
+```
+plan.json       what was asked for, notes, provenance
+costs.json      the cost table measured at its start
+records.jsonl   one line per finished prompt, appended as it finishes
+results.json  report.md  *.png    made from those by `foredraft bench report`
+```
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from foredraft.bench.records import PromptRecord
+from foredraft.costs import CostTable
+from foredraft.errors import ConfigError
+
+PLAN, COSTS, RECORDS = "plan.json", "costs.json", "records.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run as read back from its folder; complete or not."""
+
+    plan: dict[str, Any]
+    """`methods` in order, `suites`, `dtype`, `temperature`, .. as asked for; `notes`; `provenance`."""
+    records: tuple[PromptRecord, ...]
+    costs: CostTable | None
+    name: str = field(default="")
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The methods that ran, in the order in which they were named."""
+        ran = {answer.method for record in self.records for answer in record.answers}
+        return tuple(name for name in self.plan["methods"] if name in ran)
+
+    @property
+    def suites(self) -> tuple[str, ...]:
+        """The suites with a finished prompt, in the order in which they were named."""
+        ran = {record.suite for record in self.records}
+        return tuple(name for name in self.plan["suites"] if name in ran)
+
+
+class RunFolder:
+    """Reads and writes one run's folder. Files are replaced whole; records are appended line by line."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self) -> Run:
+        """The run so far.
+
+        Raises:
+            ConfigError: the folder holds no run, or a file that cannot be read.
+        """
+        plan = self.read_plan()
+        if plan is None:
+            raise ConfigError(
+                f"{self.path} holds no benchmark run ({PLAN} is missing); "
+                "`foredraft bench run --out DIR` makes one"
+            )
+        costs = self.path / COSTS
+        table = CostTable.from_dict(_read_json(costs)) if costs.exists() else None
+        return Run(plan, tuple(self.records()), table, self.path.name)
+
+    def read_plan(self) -> dict[str, Any] | None:
+        """What was asked for; None where no run was begun."""
+        file = self.path / PLAN
+        return _read_json(file) if file.exists() else None
+
+    def write_plan(self, plan: dict[str, Any]) -> None:
+        """Replace the plan; makes the folder."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_json(self.path / PLAN, plan)
+
+    def write_costs(self, table: CostTable) -> None:
+        """Keep the cost table of the run."""
+        write_json(self.path / COSTS, table.as_dict())
+
+    def records(self) -> Iterator[PromptRecord]:
+        """Every finished prompt. A last line that was cut off in writing is no finished prompt."""
+        file = self.path / RECORDS
+        lines = file.read_text(encoding="utf-8").splitlines(keepends=True) if file.exists() else []
+        for number, line in enumerate(lines, 1):
+            if number == len(lines) and not line.endswith("\n"):
+                return
+            try:
+                yield PromptRecord.from_dict(json.loads(line))
+            except (ValueError, KeyError, TypeError) as error:
+                raise ConfigError(
+                    f"{file}, line {number} is not a record of a prompt ({error}); remove that line, "
+                    "and the prompt is run again"
+                ) from None
+
+    def append(self, record: PromptRecord) -> None:
+        """Keep a finished prompt, on disk before this returns."""
+        file = self.path / RECORDS
+        _drop_cut_line(file)
+        with file.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(record.as_dict(), separators=(",", ":")) + "\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+
+
+def write_json(file: Path, document: Any) -> None:
+    """Write JSON so that a reader finds the old file or the new one, never a part."""
+    write_text(file, json.dumps(document, indent=1) + "\n")
+
+
+def write_text(file: Path, text: str) -> None:
+    """Replace a text file at once."""
+    partial = file.with_name(file.name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, file)
+
+
+def _read_json(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} cannot be read ({error}); run the benchmark anew") from None
+
+
+def _drop_cut_line(file: Path) -> None:
+    """Remove what a killed run left of its last line."""
+    if not file.exists():
+        return
+    data = file.read_bytes()
+    whole = data[: data.rfind(b"\n") + 1]
+    if len(whole) < len(data):
+        os.truncate(file, len(whole))

@@ -1,0 +1,184 @@
+"""What passes cost on a machine, and what a round of decoding would cost by that table.
+
+Counted rounds priced by a table give *modelled time*: the same on every run, so that the structures of
+drafts compare without noise, and on machines other than the one they were counted on.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Any
+
+from foredraft.errors import ConfigError
+from foredraft.results import RoundRecord
+
+FORMAT = 1
+"""Version of the JSON form."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassCosts:
+    """Seconds of one pass of a model, by its rows and by the tokens cached before it.
+
+    Between grid points costs are interpolated linearly in both; past the last ones the last slope
+    goes on, before the first ones the first value holds.
+
+    Attributes:
+        nodes: [N] increasing numbers of rows, the first 1.
+        contexts: [C] increasing numbers of cached tokens.
+        seconds: [C][N].
+
+    Raises:
+        ConfigError: the grid is not increasing, has another shape, or holds a cost that is not positive.
+    """
+
+    nodes: tuple[int, ...]
+    contexts: tuple[int, ...]
+    seconds: tuple[tuple[float, ...], ...]
+
+    def __post_init__(self) -> None:
+        for name, axis in (("nodes", self.nodes), ("contexts", self.contexts)):
+            if not axis or any(a >= b for a, b in pairwise(axis)) or axis[0] < 0:
+                raise ConfigError(
+                    f"{name}={list(axis)} of a cost table must be whole numbers that increase"
+                )
+        shape = {len(row) for row in self.seconds}
+        if len(self.seconds) != len(self.contexts) or shape != {len(self.nodes)}:
+            raise ConfigError(
+                f"a cost table of {len(self.contexts)} contexts and {len(self.nodes)} node counts needs "
+                "one row of seconds per context, one value per node count"
+            )
+        if not all(0 < value < math.inf for row in self.seconds for value in row):
+            raise ConfigError("a cost table holds a pass that takes no time, or no finite time")
+
+    def __call__(self, nodes: int, context: int) -> float:
+        """Seconds of a pass over `nodes` rows behind `context` cached tokens."""
+        by_context = [_interpolate(self.nodes, row, nodes) for row in self.seconds]
+        return _interpolate(self.contexts, by_context, context)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftCosts:
+    """Seconds that drafting takes in a round: host work, and one pass a level for drafters with a model."""
+
+    host_s: float
+    passes: PassCosts | None = None
+
+    def __call__(self, draft_rows: Sequence[int], context: int) -> float:
+        """Seconds of a draft made with passes of these rows."""
+        if self.passes is None:
+            return self.host_s
+        return self.host_s + sum(self.passes(rows, context) for rows in draft_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class CostTable:
+    """The measured costs of one target, with its drafters, on one machine.
+
+    Attributes:
+        target: passes of the target.
+        host_s: what else a round takes: verification, stop rules, text, cache commits.
+        drafts: the cost of drafting by method, as named on the command line.
+        provenance: where and how it was measured.
+    """
+
+    target: PassCosts
+    host_s: float
+    drafts: Mapping[str, DraftCosts] = field(default_factory=lambda: MappingProxyType({}))
+    provenance: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+
+    def round_s(self, record: RoundRecord, method: str | None = None) -> float:
+        """Seconds of a round by this table.
+
+        Args:
+            record: its widths, draft passes and context are what is priced.
+            method: whose drafting it was; None, or a method that has no entry, drafts for nothing.
+        """
+        draft = self.drafts.get(method or "")
+        draft_s = draft(record.draft_rows, record.context) if draft else 0.0
+        return draft_s + self.target(sum(record.widths), record.context) + self.host_s
+
+    @classmethod
+    def flat(cls, pass_s: float, level_s: float, methods: Sequence[str] = ()) -> CostTable:
+        """A table like that of a large GPU: every pass costs the same, whatever its width and context."""
+        flat = PassCosts((1,), (0,), ((pass_s,),))
+        level = PassCosts((1,), (0,), ((level_s,),))
+        return cls(flat, 0.0, {name: DraftCosts(0.0, level) for name in methods})
+
+    def as_dict(self) -> dict[str, Any]:
+        """The table ready for JSON."""
+        return {
+            "format": FORMAT,
+            "provenance": dict(self.provenance),
+            "target": _passes_as_dict(self.target),
+            "host_s": self.host_s,
+            "drafts": {
+                name: {
+                    "host_s": costs.host_s,
+                    "passes": costs.passes and _passes_as_dict(costs.passes),
+                }
+                for name, costs in self.drafts.items()
+            },
+        }
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> CostTable:
+        """Read what `as_dict` gave.
+
+        Raises:
+            ConfigError: it is no cost table, or one of another format.
+        """
+        try:
+            if document["format"] != FORMAT:
+                raise ConfigError(
+                    f"this cost table has format {document['format']!r} and {FORMAT} is read; "
+                    "measure it again with `foredraft calibrate`"
+                )
+            return cls(
+                _passes(document["target"]),
+                float(document["host_s"]),
+                {
+                    name: DraftCosts(float(d["host_s"]), d["passes"] and _passes(d["passes"]))
+                    for name, d in document["drafts"].items()
+                },
+                dict(document["provenance"]),
+            )
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(
+                f"this is no cost table ({type(error).__name__}: {error}); "
+                "`foredraft calibrate --out FILE` writes one"
+            ) from None
+
+
+def _passes_as_dict(costs: PassCosts) -> dict[str, Any]:
+    return {
+        "nodes": list(costs.nodes),
+        "contexts": list(costs.contexts),
+        "seconds": [list(row) for row in costs.seconds],
+    }
+
+
+def _passes(document: Mapping[str, Any]) -> PassCosts:
+    return PassCosts(
+        tuple(map(int, document["nodes"])),
+        tuple(map(int, document["contexts"])),
+        tuple(tuple(map(float, row)) for row in document["seconds"]),
+    )
+
+
+def _interpolate(axis: Sequence[int], values: Sequence[float], at: float) -> float:
+    """Linear between points, the last slope past the last one (never falling), the first value before."""
+    if len(axis) == 1 or at <= axis[0]:
+        return values[0]
+    i = min(bisect_right(axis, at), len(axis) - 1)
+    slope = (values[i] - values[i - 1]) / (axis[i] - axis[i - 1])
+    if at > axis[-1]:
+        return values[-1] + max(slope, 0.0) * (at - axis[-1])
+    return values[i - 1] + slope * (at - axis[i - 1])
