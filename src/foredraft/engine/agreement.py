@@ -9,6 +9,7 @@ rows were written by passes of one row in plain decoding, and of many with draft
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Literal
@@ -64,39 +65,61 @@ def compare(engine: Engine, plain: Result, other: Result, options: GenerationOpt
     """
     if options.temperature > 0 and not engine.keeps_seeds:
         return Agreement("n/a")
-    if plain.token_ids == other.token_ids:
+    request = options.replace(seed=plain.seed)
+    return compare_ids(engine, plain.prompt_ids, plain.token_ids, other.token_ids, request)
+
+
+def compare_ids(
+    engine: Engine,
+    prompt_ids: Sequence[int],
+    plain_ids: Sequence[int],
+    other_ids: Sequence[int],
+    options: GenerationOptions,
+) -> Agreement:
+    """The same for token ids, whoever made them, that ought to be plain decoding's own.
+
+    Args:
+        engine: any engine of the target; its passes measure the noise.
+        prompt_ids: what was answered.
+        plain_ids: plain decoding's answer.
+        other_ids: the answer to judge.
+        options: the request that both answered, with its seed if it was sampled.
+    """
+    if tuple(plain_ids) == tuple(other_ids):
         return Agreement("yes")
-    same = takewhile(
-        lambda pair: pair[0] == pair[1], zip(plain.token_ids, other.token_ids, strict=False)
-    )
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(plain_ids, other_ids, strict=False))
     token = sum(1 for _ in same)
-    if token == min(len(plain.token_ids), len(other.token_ids)):
+    if token == min(len(plain_ids), len(other_ids)):
         return Agreement("bug", token)  # one stopped where the other went on
-    return _judge(engine, plain, other, options, token)
+    prefix = [*prompt_ids, *plain_ids[:token]]
+    pair = [plain_ids[token], other_ids[token]]
+    return _judge(engine, prefix, len(prompt_ids), pair, options)
 
 
 def _judge(
-    engine: Engine, plain: Result, other: Result, options: GenerationOptions, token: int
+    engine: Engine,
+    prefix: list[int],
+    prompt_length: int,
+    pair: list[int],
+    options: GenerationOptions,
 ) -> Agreement:
-    prefix = [*plain.prompt_ids, *plain.token_ids[:token]]
-    rows = _rows_after(engine, prefix, len(plain.prompt_ids))
-    scored = [_scores(engine, plain, row, prefix, options).double() for row in rows]
-    pair = [plain.token_ids[token], other.token_ids[token]]
+    rows = _rows_after(engine, prefix, prompt_length)
+    scored = [_scores(engine, row, prefix, prompt_length, options).double() for row in rows]
     gap = abs(float(scored[0][pair[0]] - scored[0][pair[1]]))
     noise = max(_largest_change(scored[0], wide) for wide in scored[1:])
     filtered = {tuple(torch.isfinite(row[pair]).tolist()) for row in scored}
     at_filter = len(filtered) > 1  # top-k, top-p or min-p keeps a token in some passes only
     tie = at_filter or gap <= max(2 * noise, _step(rows[0][pair], options), FLOAT32_TIE_GAP)
-    return Agreement("tie" if tie else "bug", token, gap, noise)
+    return Agreement("tie" if tie else "bug", len(prefix) - prompt_length, gap, noise)
 
 
 def _scores(
-    engine: Engine, plain: Result, row: Tensor, prefix: list[int], options: GenerationOptions
+    engine: Engine, row: Tensor, prefix: list[int], prompt_length: int, options: GenerationOptions
 ) -> Tensor:
     """What the choice after `prefix` maximises, [V]: processed scores plus the request's noise."""
     own = copy.deepcopy(list(options.logits_processors))  # theirs may keep state, which is not ours
-    law = engine.law(options.replace(logits_processors=own), len(plain.prompt_ids))
-    random = engine.randomness(plain.seed, options.choice)
+    law = engine.law(options.replace(logits_processors=own), prompt_length)
+    random = engine.randomness(options.seed, options.choice)
     return law.laws(DraftTree.root_only(prefix[-1]), row[None], prefix, random).perturbed(0)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -61,23 +62,57 @@ def load(
     """
     recipe, draft_source = _choose_method(method, drafter)
     recipe.check(draft_source is not None, tree=tree, verifier=verifier, proposal=proposal)
-    options = {
-        "dtype": dtype,
-        "device": device,
-        "device_map": device_map,
-        "trust_remote_code": trust_remote_code,
-    }
-    _refuse_unused(options, revision, model, draft_source, force_vocabulary)
+    models = load_models(
+        model,
+        draft_source,
+        tokenizer=tokenizer,
+        dtype=dtype,
+        device=device,
+        device_map=device_map,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+        force_vocabulary=force_vocabulary,
+        report=report,
+    )
+    return models.engine(recipe, tree=tree, verifier=verifier, proposal=proposal)
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """Loaded models, from which engines for any number of methods can be made; they share the weights."""
+
+    target: Target
+    tokenizer: Any | None
+    draft_model: Target | None = None
+
+    def engine(self, method: Method, **chosen: str | None) -> Engine:
+        """An engine for a method; choices and errors as in `Method.check`."""
+        draft_model = self.draft_model if method.needs_draft_model else None
+        parts = method.build(draft_model, **chosen)
+        return Engine(self.target, parts.drafter, parts.policy, parts.verifier, self.tokenizer)
+
+
+def load_models(
+    model: str | Path | Any,
+    draft_model: str | Path | Any | None = None,
+    *,
+    tokenizer: Any | None = None,
+    revision: str | None = None,
+    force_vocabulary: bool = False,
+    report: Callable[[str], None] = lambda message: None,
+    **options: Any,
+) -> Models:
+    """A target and perhaps a draft model. Arguments and errors as in `load`."""
+    _refuse_unused(options, revision, model, draft_model, force_vocabulary)
     report(f"loading {_name(model)}")
     target, tokenizer = _load_model(model, tokenizer, report, revision=revision, **options)
-    draft_model = None
-    if draft_source is not None:
-        report(f"loading draft model {_name(draft_source)}")
-        draft_model, draft_tokenizer = _load_model(draft_source, None, report, **options)
-        if tokenizer is not None and draft_tokenizer is not None and not force_vocabulary:
-            check_same_vocabulary(tokenizer, draft_tokenizer)
-    parts = recipe.build(draft_model=draft_model, tree=tree, verifier=verifier, proposal=proposal)
-    return Engine(target, parts.drafter, parts.policy, parts.verifier, tokenizer)
+    if draft_model is None:
+        return Models(target, tokenizer)
+    report(f"loading draft model {_name(draft_model)}")
+    draft, draft_tokenizer = _load_model(draft_model, None, report, **options)
+    if tokenizer is not None and draft_tokenizer is not None and not force_vocabulary:
+        check_same_vocabulary(tokenizer, draft_tokenizer)
+    return Models(target, tokenizer, draft)
 
 
 def _choose_method(method: str | None, drafter: Any | None) -> tuple[Method, Any | None]:
