@@ -123,17 +123,28 @@ def parse_method(text: str) -> Method:
         ConfigError: an unknown recipe or option (the known ones are listed), one given twice, or a
             value of the wrong type.
     """
-    name, *pairs = text.split(":")
+    name = text.partition(":")[0]
     if name not in RECIPES:
         raise ConfigError(f"unknown method {name!r}; {suggestion(name, RECIPES)}")
-    types = _option_types(RECIPES[name])
+    needs_draft_model = "draft_model" in inspect.signature(RECIPES[name]).parameters
+    return Method(name, needs_draft_model, read_options(text, RECIPES[name]))
+
+
+def read_options(text: str, recipe: Callable[..., Any]) -> dict[str, Any]:
+    """The options of `name[:option=value]...`, read by the recipe's keyword-only parameters.
+
+    Raises:
+        ConfigError: an unknown option, one given twice, or a value of the wrong type.
+    """
+    name, *pairs = text.split(":")
+    types = _option_types(recipe)
     options: dict[str, Any] = {}
     for pair in pairs:
         key, value = _read_option(name, pair, types)
         if key in options:
             raise ConfigError(f"method {text!r} gives {key} twice; leave one out")
         options[key] = value
-    return Method(name, "draft_model" in inspect.signature(RECIPES[name]).parameters, options)
+    return options
 
 
 def _read_option(method: str, pair: str, types: Mapping[str, type]) -> tuple[str, Any]:
@@ -148,11 +159,12 @@ def _read_option(method: str, pair: str, types: Mapping[str, type]) -> tuple[str
         ) from None
 
 
-def _option_types(recipe: Callable[..., Parts]) -> dict[str, type]:
-    """The recipe's keyword options and how to read each: all are whole numbers or text."""
+def _option_types(recipe: Callable[..., Any]) -> dict[str, type]:
+    """The recipe's keyword options and how to read each: all are numbers or text."""
     hints = typing.get_type_hints(recipe)
+    readers = {int: int, int | None: int, float: float, float | None: float}
     return {
-        p.name: int if hints[p.name] in (int, int | None) else str
+        p.name: readers.get(hints[p.name], str)
         for p in inspect.signature(recipe).parameters.values()
         if p.kind is inspect.Parameter.KEYWORD_ONLY
     }

@@ -4,6 +4,6 @@
 first call fetches it into the user's cache; later calls only look there.
 """
 
-from foredraft.zoo.registry import EMBEDDED, EmbeddedModel, is_embedded, path
+from foredraft.zoo.registry import EMBEDDED, EmbeddedModel, gguf_file, is_embedded, path
 
-__all__ = ["EMBEDDED", "EmbeddedModel", "is_embedded", "path"]
+__all__ = ["EMBEDDED", "EmbeddedModel", "gguf_file", "is_embedded", "path"]

