@@ -3,64 +3,41 @@
 from __future__ import annotations
 
 import json
-import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
+from foredraft.cli import common
 from foredraft.cli.failures import FAILURE, clear_failures
-from foredraft.config import GenerationOptions, default_of
-from foredraft.errors import ConfigError, PromptError
+from foredraft.config import GenerationOptions
 
 if TYPE_CHECKING:
     from foredraft.engine.engine import Engine
     from foredraft.engine.prompts import Prompt
 
-WARM_UP_TOKENS = 8
-
-
-def _default(name: str) -> Any:
-    return default_of(GenerationOptions, name)
-
 
 def generate(
-    model: Annotated[
-        str, typer.Option(help="smollm2, a hub id, a folder, or a .gguf file.")
-    ] = "smollm2",
-    method: Annotated[
-        str | None, typer.Option(help="Recipe, with options after colons: ngram:depth=10.")
-    ] = None,
-    drafter: Annotated[str | None, typer.Option(help="none, ngram, or a draft model.")] = None,
-    tree: Annotated[
-        str | None, typer.Option(help="Children per node and depth, such as 4,2,2.")
-    ] = None,
-    verifier: Annotated[
-        str | None, typer.Option(help="exact, rejection, block or traversal.")
-    ] = None,
-    proposal: Annotated[
-        str | None,
-        typer.Option(help="Draft model's children: coupled, sampled, resampled, deterministic."),
-    ] = None,
-    prompt: Annotated[str | None, typer.Option(help="The prompt, or - to read it.")] = None,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Continue the prompt as text, without a chat template.")
-    ] = False,
-    max_new_tokens: Annotated[int, typer.Option()] = _default("max_new_tokens"),
-    min_new_tokens: Annotated[int, typer.Option()] = _default("min_new_tokens"),
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = _default("temperature"),
-    top_p: Annotated[float, typer.Option()] = _default("top_p"),
-    top_k: Annotated[int, typer.Option(help="0 keeps all tokens.")] = _default("top_k"),
-    min_p: Annotated[float, typer.Option()] = _default("min_p"),
-    repetition_penalty: Annotated[float, typer.Option()] = _default("repetition_penalty"),
-    seed: Annotated[int | None, typer.Option(help="Same seed, same text.")] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="May be given several times.")] = None,
-    force_vocabulary: Annotated[
-        bool,
-        typer.Option("--force-vocabulary", help="Use a drafter whose tokens differ."),
-    ] = False,
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or auto.")] = None,
-    device: Annotated[str | None, typer.Option(help="Such as cpu or cuda:0.")] = None,
+    model: common.Model = "smollm2",
+    method: common.Method = None,
+    drafter: common.Drafter = None,
+    tree: common.Tree = None,
+    verifier: common.Verifier = None,
+    proposal: common.Proposal = None,
+    prompt: common.PromptText = None,
+    raw: common.Raw = False,
+    max_new_tokens: int = common.DEFAULTS.max_new_tokens,
+    min_new_tokens: int = common.DEFAULTS.min_new_tokens,
+    temperature: common.Temperature = common.DEFAULTS.temperature,
+    top_p: float = common.DEFAULTS.top_p,
+    top_k: common.TopK = common.DEFAULTS.top_k,
+    min_p: float = common.DEFAULTS.min_p,
+    repetition_penalty: float = common.DEFAULTS.repetition_penalty,
+    seed: common.Seed = None,
+    stop: common.Stop = None,
+    force_vocabulary: common.ForceVocabulary = False,
+    dtype: common.Dtype = None,
+    device: common.Device = None,
     compare: Annotated[
         bool, typer.Option("--compare", help="Decode plainly too, and show both.")
     ] = False,
@@ -81,8 +58,8 @@ def generate(
             seed=seed,
             stop=tuple(stop or ()),
         )
-        text = _read_prompt(prompt)
-        engine = _load(
+        text = common.read_prompt(prompt)
+        engine = common.load_engine(
             model,
             method=method,
             drafter=drafter,
@@ -94,39 +71,7 @@ def generate(
             force_vocabulary=force_vocabulary,
         )
         run = _compare if compare else _answer
-        run(engine, _as_prompt(text, engine, raw), options, as_json)
-
-
-def _read_prompt(prompt: str | None) -> str:
-    if prompt is not None and prompt != "-":
-        return prompt
-    if sys.stdin is None or (prompt is None and sys.stdin.isatty()):
-        raise ConfigError(
-            "there is no prompt; give --prompt TEXT, or --prompt - to read it from stdin"
-        )
-    try:
-        return sys.stdin.read().removesuffix("\n")  # the one that echo and editors add
-    except UnicodeDecodeError as error:
-        raise PromptError(f"the prompt on stdin is not text ({error}); give it as UTF-8") from None
-
-
-def _load(model: str, **choices: Any) -> Engine:
-    """The engine, with progress on stderr and the libraries' own chatter off."""
-    console = Console(stderr=True)
-    with console.status("starting") as status:
-        from transformers.utils import logging
-
-        from foredraft.engine.load import load
-
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
-        return load(model, **choices, report=status.update)
-
-
-def _as_prompt(text: str, engine: Engine, raw: bool) -> Prompt:
-    if raw or not text or not getattr(engine.tokenizer, "chat_template", None):
-        return text
-    return [{"role": "user", "content": text}]
+        run(engine, common.as_prompt(text, engine, raw), options, as_json)
 
 
 def _answer(engine: Engine, prompt: Prompt, options: GenerationOptions, as_json: bool) -> None:
@@ -153,9 +98,8 @@ def _compare(engine: Engine, prompt: Prompt, options: GenerationOptions, as_json
     plain_engine = engine.without_drafts()
     console = Console(stderr=True)
     with console.status("warming up") as status:
-        brief = options.replace(max_new_tokens=WARM_UP_TOKENS, min_new_tokens=0)
         for warming in (plain_engine, engine):
-            warming.generate(prompt, brief)
+            common.warm_up(warming, prompt, options)
         status.update("plain decoding")
         plain = plain_engine.generate(prompt, options)
         status.update("speculative decoding")

@@ -1,0 +1,1 @@
+"""How an answer was made, round by round, as one page."""

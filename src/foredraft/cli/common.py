@@ -1,0 +1,88 @@
+"""What the commands that answer one prompt share: their options, and the way from words to an engine."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from foredraft.config import GenerationOptions
+from foredraft.errors import ConfigError, PromptError
+
+if TYPE_CHECKING:
+    from foredraft.engine.engine import Engine
+    from foredraft.engine.prompts import Prompt
+
+WARM_UP_TOKENS = 8
+DEFAULTS = GenerationOptions()
+
+Model = Annotated[str, typer.Option(help="smollm2, a hub id, a folder, or a .gguf file.")]
+Method = Annotated[
+    str | None, typer.Option(help="Recipe, with options after colons: ngram:depth=10.")
+]
+Drafter = Annotated[str | None, typer.Option(help="none, ngram, or a draft model.")]
+Tree = Annotated[str | None, typer.Option(help="Children per node and depth, such as 4,2,2.")]
+Verifier = Annotated[str | None, typer.Option(help="exact, rejection, block or traversal.")]
+Proposal = Annotated[
+    str | None,
+    typer.Option(help="Draft model's children: coupled, sampled, resampled, deterministic."),
+]
+PromptText = Annotated[str | None, typer.Option(help="The prompt, or - to read it.")]
+Raw = Annotated[
+    bool, typer.Option("--raw", help="Continue the prompt as text, without a chat template.")
+]
+Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
+TopK = Annotated[int, typer.Option(help="0 keeps all tokens.")]
+Seed = Annotated[int | None, typer.Option(help="Same seed, same text.")]
+Stop = Annotated[list[str] | None, typer.Option(help="May be given several times.")]
+ForceVocabulary = Annotated[
+    bool, typer.Option("--force-vocabulary", help="Use a drafter whose tokens differ.")
+]
+Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or auto.")]
+Device = Annotated[str | None, typer.Option(help="Such as cpu or cuda:0.")]
+
+
+def read_prompt(prompt: str | None) -> str:
+    """The prompt as typed, or from stdin.
+
+    Raises:
+        ConfigError: there is none.
+        PromptError: what stdin holds is not text.
+    """
+    if prompt is not None and prompt != "-":
+        return prompt
+    if sys.stdin is None or (prompt is None and sys.stdin.isatty()):
+        raise ConfigError(
+            "there is no prompt; give --prompt TEXT, or --prompt - to read it from stdin"
+        )
+    try:
+        return sys.stdin.read().removesuffix("\n")  # the one that echo and editors add
+    except UnicodeDecodeError as error:
+        raise PromptError(f"the prompt on stdin is not text ({error}); give it as UTF-8") from None
+
+
+def load_engine(model: str, **choices: Any) -> Engine:
+    """The engine, with progress on stderr and the libraries' own chatter off."""
+    console = Console(stderr=True)
+    with console.status("starting") as status:
+        from transformers.utils import logging
+
+        from foredraft.engine.load import load
+
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        return load(model, **choices, report=status.update)
+
+
+def as_prompt(text: str, engine: Engine, raw: bool) -> Prompt:
+    """A message of the user where the model has a chat template, unless the prompt is raw."""
+    if raw or not text or not getattr(engine.tokenizer, "chat_template", None):
+        return text
+    return [{"role": "user", "content": text}]
+
+
+def warm_up(engine: Engine, prompt: Prompt, options: GenerationOptions) -> None:
+    """Answer briefly, so that what a model does only once is in no time that is shown."""
+    engine.generate(prompt, options.replace(max_new_tokens=WARM_UP_TOKENS, min_new_tokens=0))

@@ -1,0 +1,142 @@
+"""`foredraft trace`: one prompt, and a page that shows how its answer was made."""
+
+from __future__ import annotations
+
+import errno
+import re
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from foredraft.cli import common
+from foredraft.cli.failures import clear_failures
+from foredraft.config import GenerationOptions
+from foredraft.errors import ConfigError, PromptError
+
+if TYPE_CHECKING:
+    from foredraft.bench.trace.document import TraceDocument
+    from foredraft.engine.engine import Engine
+
+
+def trace(
+    model: common.Model = "smollm2",
+    method: common.Method = None,
+    drafter: common.Drafter = None,
+    tree: common.Tree = None,
+    verifier: common.Verifier = None,
+    proposal: common.Proposal = None,
+    prompt: common.PromptText = None,
+    raw: common.Raw = False,
+    max_new_tokens: int = common.DEFAULTS.max_new_tokens,
+    min_new_tokens: int = common.DEFAULTS.min_new_tokens,
+    temperature: common.Temperature = common.DEFAULTS.temperature,
+    top_p: float = common.DEFAULTS.top_p,
+    top_k: common.TopK = common.DEFAULTS.top_k,
+    min_p: float = common.DEFAULTS.min_p,
+    repetition_penalty: float = common.DEFAULTS.repetition_penalty,
+    seed: common.Seed = None,
+    stop: common.Stop = None,
+    force_vocabulary: common.ForceVocabulary = False,
+    dtype: common.Dtype = None,
+    device: common.Device = None,
+    out: Annotated[Path, typer.Option(help="The page; replaced if it exists.")] = Path(
+        "trace.html"
+    ),
+    data: Annotated[
+        Path | None, typer.Option(help="Write what the page shows as JSON, too.")
+    ] = None,
+) -> None:
+    """Answer a prompt, and write a page that shows each round: its tree, its tokens, its time."""
+    with clear_failures():
+        options = GenerationOptions(
+            max_new_tokens=max_new_tokens,
+            min_new_tokens=min_new_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            seed=seed,
+            stop=tuple(stop or ()),
+        )
+        _check_files(out, data)
+        text = _read_text(prompt)
+        engine = common.load_engine(
+            model,
+            method=method,
+            drafter=drafter,
+            tree=tree,
+            verifier=verifier,
+            proposal=proposal,
+            dtype=dtype,
+            device=device,
+            force_vocabulary=force_vocabulary,
+        )
+        label = _label(engine, method, tree)
+        document = _trace(engine, text, raw, options, model=model, method=label)
+        _write(document, out, data)
+
+
+def _check_files(*files: Path | None) -> None:
+    """Find out before minutes of loading that a file cannot be written."""
+    named = [file for file in files if file is not None]
+    if len({file.resolve() for file in named}) < len(named):
+        raise ConfigError(f"--out and --data both name {str(named[0])!r}; give two files")
+    for file in named:
+        try:
+            if file.is_dir():
+                raise IsADirectoryError(errno.EISDIR, "it is a folder")
+            with tempfile.TemporaryFile(dir=file.parent):
+                pass
+        except OSError as error:
+            raise ConfigError(
+                f"{str(file)!r} cannot be written ({error.strerror}); give a file in a folder that exists "
+                "and that you may write to"
+            ) from None
+
+
+def _read_text(prompt: str | None) -> str:
+    text = common.read_prompt(prompt)
+    if not text:
+        raise PromptError("the prompt is empty; give at least one word")
+    return text
+
+
+def _label(engine: Engine, method: str | None, tree: str | None) -> str:
+    """The method as it was named, or else what drafts: `ngram`, `draft model`."""
+    drafter = type(engine.drafter).__name__.removesuffix("Drafter")
+    words = re.findall("[A-Z][a-z0-9]*", drafter) if engine.drafter else ["autoregressive"]
+    name = method or " ".join(words).lower()
+    return name if tree is None else f"{name}, tree {tree}"
+
+
+def _trace(
+    engine: Engine, text: str, raw: bool, options: GenerationOptions, *, model: str, method: str
+) -> TraceDocument:
+    from foredraft.bench.trace.document import make_trace
+
+    prompt = common.as_prompt(text, engine, raw)
+    with Console(stderr=True).status("warming up") as status:
+        common.warm_up(engine, prompt, options)
+        status.update("answering")
+        return make_trace(engine, prompt, options, model=model, method=method)
+
+
+def _write(document: TraceDocument, out: Path, data: Path | None) -> None:
+    """The files, each replaced at once, and a line that says where the page is."""
+    from foredraft.bench.folder import write_json, write_text
+    from foredraft.bench.trace.page import render
+
+    write_text(out, render(document))
+    if data is not None:
+        write_json(data, document.as_dict())
+    stats = document.statistics
+    parts = [
+        f"{stats['completion_tokens']} tokens in {stats['rounds']} passes",
+        f"{stats['tokens_per_s']:.1f} tokens/s",
+        f"ended by {document.finish_reason}",
+    ]
+    typer.echo(f"{out}: {', '.join(parts)}", err=True)
