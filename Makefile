@@ -57,13 +57,8 @@ check: setup ## Format, lint, strict types, import direction
 	$(BIN)/mypy
 	$(BIN)/pytest -q tests/test_architecture.py
 
-bench: setup ## List the benchmark scripts; run one with SCRIPT=benchmarks/... ARGS='...'
-ifdef SCRIPT
-	$(BIN)/python "$(SCRIPT)" $(ARGS)
-else
-	@echo "Run one with: make bench SCRIPT=PATH [ARGS='...']"
-	@ls benchmarks/*/run.py
-endif
+bench: setup ## Run the benchmark: make bench ARGS='--methods ngram,hf --out DIR'
+	$(BIN)/foredraft bench run $(ARGS)
 
 clean: ## Remove .venv and what the tools left here; the model cache stays
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

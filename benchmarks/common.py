@@ -1,38 +1,36 @@
-"""What the measuring scripts share: prompts, provenance, results written whole."""
+"""What the measuring scripts share beside `foredraft.bench`: prompts by name, and an untrained draft model.
+
+    python benchmarks/common.py --model smollm2 --layers 6 --out DRAFT
+
+saves that draft model as a folder, for `foredraft bench run --drafter DRAFT`: the model's own first
+layers under its embeddings, last norm and head. It is what a draft model is worth without any training.
+"""
 
 from __future__ import annotations
 
+import argparse
 import copy
-import json
-import os
-import platform
-import random
-import statistics
-import subprocess
-import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import torch
-import transformers
+import foredraft
+from foredraft.bench.folder import write_json
+from foredraft.bench.provenance import provenance
+from foredraft.bench.suites import read_suites
 
 Messages = list[dict[str, str]]
 SUITES = ("mt_bench", "alpaca", "gsm8k", "humaneval", "qa", "sum")
 
 
 def read_prompts(folder: Path, suites: Sequence[str], per_suite: int) -> list[tuple[str, Messages]]:
-    """The first `per_suite` questions (first turns) of each suite's JSONL file, as chat messages."""
-    prompts = []
-    for suite in suites:
-        lines = (folder / f"{suite}.jsonl").read_text(encoding="utf-8").splitlines()
-        for line in lines[:per_suite]:
-            turn = json.loads(line)["turns"][0]
-            prompts.append(
-                (f"{suite}/{json.loads(line)['id']}", [{"role": "user", "content": turn}])
-            )
-    return prompts
+    """The first turn of `per_suite` questions of each suite's JSONL file, as chat messages."""
+    files = ",".join(str(folder / f"{suite}.jsonl") for suite in suites)
+    return [
+        (f"{suite.name}/{question.id}", [dict(m) for m in question.prompt(())])
+        for suite in read_suites(files, per_suite)
+        for question in suite.questions
+    ]
 
 
 def first_layers(model: Any, count: int) -> Any:
@@ -43,42 +41,27 @@ def first_layers(model: Any, count: int) -> Any:
     model.model.layers = layers
     small.model.layers = layers[:count]
     small.config.num_hidden_layers = count
+    if getattr(small.config, "layer_types", None):
+        small.config.layer_types = small.config.layer_types[:count]
     return small
-
-
-def provenance() -> dict[str, Any]:
-    """When, where and with what a result was made."""
-    git = ["git", "rev-parse", "--short", "HEAD"]
-    revision = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
-    return {
-        "command": " ".join(["python", *sys.argv]),
-        "date": datetime.now(UTC).isoformat(timespec="minutes"),
-        "revision": revision,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "cpu": _cpu_name(),
-        "threads": torch.get_num_threads(),
-    }
 
 
 def write_results(path: Path, rows: Sequence[dict[str, Any]], **summary: Any) -> None:
     """Provenance, summary and rows as one JSON file, replaced at once."""
-    document = {"provenance": provenance(), **summary, "rows": list(rows)}
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    os.replace(partial, path)
+    write_json(path, {"provenance": provenance(), **summary, "rows": list(rows)})
 
 
-def bootstrap_interval(ratios: Sequence[float], draws: int = 2000) -> tuple[float, float]:
-    """95 % interval of the median of paired ratios, resampling prompts."""
-    rng = random.Random(0)
-    medians = sorted(statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(draws))
-    return medians[int(0.025 * draws)], medians[int(0.975 * draws) - 1]
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    engine = foredraft.load(args.model, method="autoregressive", dtype="auto", report=print)
+    first_layers(engine.target.model, args.layers).save_pretrained(args.out)  # type: ignore[attr-defined]
+    engine.tokenizer.save_pretrained(args.out)  # type: ignore[union-attr]
+    print(f"{args.layers} layers of {args.model} are in {args.out}")
 
 
-def _cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
+if __name__ == "__main__":
+    main()

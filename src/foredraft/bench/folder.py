@@ -79,6 +79,11 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         write_json(self.path / PLAN, plan)
 
+    @property
+    def has_costs(self) -> bool:
+        """Whether a cost table was measured."""
+        return (self.path / COSTS).exists()
+
     def write_costs(self, table: CostTable) -> None:
         """Keep the cost table of the run."""
         write_json(self.path / COSTS, table.as_dict())

@@ -9,7 +9,10 @@ from typing import Annotated
 import typer
 
 from foredraft import __version__
+from foredraft.cli import bench
+from foredraft.cli.calibrate import calibrate
 from foredraft.cli.generate import generate
+from foredraft.cli.trace import trace
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -18,6 +21,9 @@ app = typer.Typer(
     help="Faster answers from open language models, with the same words.",
 )
 app.command()(generate)
+app.command()(trace)
+app.command()(calibrate)
+app.add_typer(bench.app, name="bench")
 
 
 def _show_version(wanted: bool) -> None:

@@ -1,0 +1,138 @@
+"""What a benchmark is asked to do, checked before any model is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from foredraft.bench.suites import Suite, fingerprint, read_suites
+from foredraft.config import GenerationOptions
+from foredraft.errors import ConfigError, suggestion
+
+if TYPE_CHECKING:
+    from foredraft.bench.peers import PeerSpec
+    from foredraft.methods import Method
+
+PLAIN = "autoregressive"
+"""The method that every other one is checked against and divided by."""
+DEFAULT_METHODS = (PLAIN, "ngram", "hf", "hf-lookup", "llama.cpp")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchPlan:
+    """One benchmark run.
+
+    Attributes:
+        model: as in `foredraft.load`.
+        suites: names and JSONL files, comma-separated (see `bench/suites.py`).
+        methods: recipes and peers, each with its options.
+        drafter: the draft model of every method that needs one; None where none does.
+        limit: questions of each suite at most, spread evenly over its categories; None takes all.
+        repeats: how often each prompt is answered by each method.
+        max_new_tokens, temperature, top_p, top_k, seed: the request; when sampling, question i has seed + i.
+        dtype, device: as in `foredraft.load`.
+
+    Raises:
+        ConfigError: a suite, method or option that does not exist, a method named twice, a method that
+            needs a draft model when there is none, or a draft model that no method needs.
+    """
+
+    model: str = "smollm2"
+    suites: str = "builtin"
+    methods: tuple[str, ...] = DEFAULT_METHODS
+    drafter: str | None = None
+    limit: int | None = 10
+    repeats: int = 1
+    max_new_tokens: int = 64
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+    dtype: str | None = None
+    device: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.repeats < 1:
+            raise ConfigError(f"repeats={self.repeats} measures nothing; give 1 or more")
+        _ = self.options, self.contestants, self.questions  # each raises what is wrong with it
+
+    @cached_property
+    def questions(self) -> tuple[Suite, ...]:
+        """The suites, read."""
+        return read_suites(self.suites, self.limit)
+
+    @cached_property
+    def options(self) -> GenerationOptions:
+        """The request that every prompt makes; `seed` is set for each question."""
+        return GenerationOptions(
+            max_new_tokens=self.max_new_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            seed=self.seed if self.temperature > 0 else None,
+        )
+
+    @cached_property
+    def contestants(self) -> Mapping[str, Method | PeerSpec]:
+        """Every method by its name on the command line, plain decoding always among them, in order."""
+        if len(set(self.methods)) < len(self.methods):
+            twice = next(name for name in self.methods if self.methods.count(name) > 1)
+            raise ConfigError(f"method {twice!r} is named twice; leave one out")
+        names = self.methods if PLAIN in self.methods else (PLAIN, *self.methods)
+        specs = {name: _read(name) for name in names}
+        needing = [name for name, spec in specs.items() if spec.needs_draft_model]
+        if needing and self.drafter is None:
+            raise ConfigError(
+                f"method {needing[0]!r} needs a draft model; give one with --drafter, or leave it out"
+            )
+        if self.drafter is not None and not needing:
+            raise ConfigError(
+                f"--drafter {self.drafter} is not used by any of {', '.join(names)}; "
+                "add speculative or hf-assisted, or leave it out"
+            )
+        return specs
+
+    def as_dict(self) -> dict[str, Any]:
+        """What must agree when a run is resumed."""
+        return {
+            **asdict(self),
+            "methods": list(self.contestants),
+            "suites": [suite.name for suite in self.questions],
+            "questions": fingerprint(self.questions),
+        }
+
+    def check_same(self, begun: Mapping[str, Any], folder: str) -> None:
+        """Raise `ConfigError` if a run that was begun differs from this one."""
+        for name, value in self.as_dict().items():
+            if begun.get(name) != value:
+                raise ConfigError(
+                    f"{folder} holds a run with {name}={begun.get(name)!r}, and this one has {value!r}; "
+                    "give another --out, or the same settings to go on with that run"
+                )
+
+
+def split_methods(text: str) -> tuple[str, ...]:
+    """`A,B,C` as names. A comma before a digit is part of an option (`tree=4,2,2`)."""
+    names: list[str] = []
+    for part in text.split(","):
+        if names and part[:1].isdigit():
+            names[-1] += "," + part
+        else:
+            names.append(part.strip())
+    if not all(names):
+        raise ConfigError(f"methods {text!r} has an empty name; write them like ngram,hf,hf-lookup")
+    return tuple(names)
+
+
+def _read(text: str) -> Method | PeerSpec:
+    from foredraft.bench.peers import PEERS, parse_peer  # late: `--help` need not wait for PyTorch
+    from foredraft.methods import RECIPES, parse_method
+
+    name = text.split(":")[0]
+    if name in PEERS:
+        return parse_peer(text)
+    if name in RECIPES:
+        return parse_method(text)
+    raise ConfigError(f"unknown method {name!r}; {suggestion(name, [*RECIPES, *PEERS])}")

@@ -1,0 +1,224 @@
+"""Runs a benchmark: every contender in turn on every prompt, each finished prompt kept."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from foredraft.bench.contenders import Contender, EngineContender
+from foredraft.bench.field import enter_field
+from foredraft.bench.folder import RunFolder
+from foredraft.bench.judge import Judge
+from foredraft.bench.plan import PLAIN, BenchPlan
+from foredraft.bench.provenance import provenance
+from foredraft.bench.records import Answer, AnswerRecord, PromptRecord, keep
+from foredraft.bench.suites import Question
+from foredraft.config import GenerationOptions
+from foredraft.costs import CostTable
+from foredraft.engine.calibration import calibrate
+from foredraft.engine.engine import Engine
+from foredraft.engine.load import Models, load_models
+from foredraft.engine.prompts import encode_prompt
+from foredraft.errors import ForedraftError
+from foredraft.protocols import Target
+
+WARM_UP_TOKENS = 16
+
+Report = Callable[[str], None]
+Enter = Callable[[BenchPlan, Models, Report, Report], list[Contender]]
+Measure = Callable[[Target, Mapping[str, Engine]], CostTable]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a run is: `done` of `total` prompts, and the one just finished."""
+
+    done: int
+    total: int
+    record: PromptRecord
+
+
+class BenchRun:
+    """One run in its folder. Iterate to run what is not finished yet; interrupting loses one prompt at most.
+
+    Args:
+        plan: what to run.
+        folder: where to keep it; a run with the same plan is gone on with.
+        report: receives a sentence at each long step, and every note.
+        enter, measure: make the contenders and the cost table; the seams for tests.
+
+    Raises:
+        ConfigError: the folder holds another run.
+        ModelError: the model cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        plan: BenchPlan,
+        folder: RunFolder,
+        report: Report = lambda sentence: None,
+        enter: Enter = enter_field,
+        measure: Measure = calibrate,
+    ) -> None:
+        self.plan, self.folder = plan, folder
+        self._enter, self._measure = enter, measure
+        self._report = report
+        begun = folder.read_plan()
+        if begun is not None:
+            plan.check_same(begun, str(folder.path))
+        self._begun = begun
+        self._finished = {record.key for record in folder.records()} if begun else set()
+        self._notes: list[str] = list(begun["notes"]) if begun else []
+
+    @property
+    def total(self) -> int:
+        """Prompts of the whole run."""
+        return sum(len(suite.questions) for suite in self.plan.questions)
+
+    @property
+    def done(self) -> int:
+        """Prompts that are finished."""
+        return len(self._finished)
+
+    def __iter__(self) -> Iterator[Progress]:
+        if self.done == self.total:
+            return
+        models = load_models(
+            self.plan.model,
+            self.plan.drafter,
+            dtype=self.plan.dtype,
+            device=self.plan.device,
+            report=self._report,
+        )
+        with ExitStack() as stack:
+            field = self._enter(self.plan, models, self._note, self._report)
+            for contender in field:
+                stack.callback(contender.close)
+            self._begin(models, field)
+            self._warm_up(models, field)
+            yield from self._answer_all(models, field)
+
+    def _begin(self, models: Models, field: Sequence[Contender]) -> None:
+        """Keep the plan, and measure what passes cost if that was not done yet."""
+        now = provenance(models.target.device)
+        self.folder.write_plan(
+            {
+                **self.plan.as_dict(),
+                "loaded_dtype": _dtype(models.target),
+                "comparable": {contender.name: contender.comparable for contender in field},
+                "notes": self._notes,
+                "provenance": self._begun["provenance"] if self._begun else now,
+                "resumed": [*self._begun["resumed"], now] if self._begun else [],
+            }
+        )
+        self._begun = self.folder.read_plan()
+        if not self.folder.has_costs:
+            self._report("measuring what passes cost")
+            engines = {c.name: c.engine for c in field if isinstance(c, EngineContender)}
+            self.folder.write_costs(self._measure(models.target, engines))
+
+    def _warm_up(self, models: Models, field: Sequence[Contender]) -> None:
+        prompt_ids = _encode(self.plan.questions[0].questions[0], (), models)
+        brief = self.plan.options.replace(
+            max_new_tokens=min(WARM_UP_TOKENS, self.plan.max_new_tokens)
+        )
+        for contender in field:
+            self._report(f"warming up {contender.name}")
+            contender.answer(prompt_ids, brief)
+
+    def _answer_all(self, models: Models, field: list[Contender]) -> Iterator[Progress]:
+        plain = Engine(models.target, tokenizer=models.tokenizer)
+        for number, (suite, question) in enumerate(self._questions()):
+            if (suite, question.id) in self._finished:
+                continue
+            gc.collect()
+            answers = self._converse(suite, question, number, models, plain, field)
+            record = PromptRecord(suite, question.id, question.category, tuple(answers))
+            self.folder.append(record)
+            self._finished.add(record.key)
+            yield Progress(self.done, self.total, record)
+
+    def _questions(self) -> Iterator[tuple[str, Question]]:
+        for suite in self.plan.questions:
+            for question in suite.questions:
+                yield suite.name, question
+
+    def _converse(
+        self,
+        suite: str,
+        question: Question,
+        number: int,
+        models: Models,
+        plain: Engine,
+        field: list[Contender],
+    ) -> list[AnswerRecord]:
+        """All turns of a question. Plain decoding's answer goes on the conversation, for every contender."""
+        options = self._options(number)
+        kept: list[AnswerRecord] = []
+        texts: list[str] = []
+        try:
+            for turn in range(len(question.turns)):
+                prompt_ids = _encode(question, texts, models)
+                answers = self._take_turns(prompt_ids, options, number + turn, field)
+                plain_ids = answers[PLAIN][0].token_ids
+                judge = Judge(plain, prompt_ids, plain_ids, options)
+                kept += [
+                    keep(c.name, turn, judge.judge(c, answers[c.name]), answers[c.name])
+                    for c in field
+                ]
+                texts.append(plain.decode(plain_ids))
+        except ForedraftError as error:
+            self._note(f"{suite}/{question.id} was left out from turn {len(texts) + 1} on: {error}")
+        return kept
+
+    def _options(self, number: int) -> GenerationOptions:
+        """The request of question `number`: each has a seed of its own."""
+        options = self.plan.options
+        return options if options.seed is None else options.replace(seed=options.seed + number)
+
+    def _take_turns(
+        self,
+        prompt_ids: Sequence[int],
+        options: GenerationOptions,
+        shift: int,
+        field: list[Contender],
+    ) -> dict[str, list[Answer]]:
+        """Every contender's answers, A B C A B C ..; who begins moves on with each prompt and repeat."""
+        answers: dict[str, list[Answer]] = {contender.name: [] for contender in field}
+        for repeat in range(self.plan.repeats):
+            start = (shift + repeat) % len(field)
+            for contender in [*field[start:], *field[:start]]:
+                try:
+                    answers[contender.name].append(contender.answer(prompt_ids, options))
+                except ForedraftError:
+                    raise
+                except Exception as error:  # a peer's own fault must not end the run of the others
+                    if isinstance(contender, EngineContender):
+                        raise
+                    field.remove(contender)
+                    self._note(f"{contender.name} was dropped: {type(error).__name__}: {error}")
+        return answers
+
+    def _note(self, sentence: str) -> None:
+        if sentence in self._notes:
+            return
+        self._notes.append(sentence)
+        self._report(sentence)
+        if self._begun is not None:
+            self._begun["notes"] = self._notes
+            self.folder.write_plan(self._begun)
+
+
+def _encode(question: Question, answers: Sequence[str], models: Models) -> list[int]:
+    """The prompt of the next turn as token ids."""
+    has_template = bool(getattr(models.tokenizer, "chat_template", None))
+    prompt = question.prompt(answers) if has_template else question.text(answers)
+    return encode_prompt(prompt, models.tokenizer, models.target.vocab_size)
+
+
+def _dtype(target: Any) -> str | None:
+    dtype = getattr(getattr(target, "model", None), "dtype", None)
+    return None if dtype is None else str(dtype).removeprefix("torch.")

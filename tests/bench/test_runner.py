@@ -1,0 +1,348 @@
+"""The runner: who answers when, what is kept, and how an interrupted run goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foredraft.bench.contenders import Contender, EngineContender
+from foredraft.bench.field import enter_field
+from foredraft.bench.folder import RECORDS, RunFolder
+from foredraft.bench.plan import PLAIN, BenchPlan, split_methods
+from foredraft.bench.records import Answer, PromptRecord
+from foredraft.bench.runner import BenchRun, Enter
+from foredraft.config import GenerationOptions
+from foredraft.costs import CostTable
+from foredraft.errors import ConfigError, PromptError
+from foredraft.results import Statistics
+from tests.tiny_folders import save_folder
+
+QUESTIONS = (
+    {"id": "a", "prompt": "the cat sat on the mat the cat"},
+    {"id": "b", "turns": ["on the mat", "sat the cat"]},
+    {"id": "c", "prompt": "mat mat mat mat"},
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_folder(tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture
+def make_plan(model: Path, tmp_path: Path) -> Callable[..., BenchPlan]:
+    """A plan on the tiny model and three questions, one of them of two turns."""
+    file = tmp_path / "three.jsonl"
+    file.write_text("\n".join(map(json.dumps, QUESTIONS)))
+
+    def make(**changes: Any) -> BenchPlan:
+        values: dict[str, Any] = {
+            "model": str(model),
+            "suites": str(file),
+            "methods": (PLAIN, "ngram"),
+            "max_new_tokens": 12,
+            "dtype": "float32",
+        }
+        return BenchPlan(**values | changes)
+
+    return make
+
+
+class Spy:
+    """Plain decoding that notes each call, and may do something else instead."""
+
+    def __init__(self, name: str, engine: Any, calls: list[Any]) -> None:
+        self.name, self.calls = name, calls
+        self.comparable: str | None = None
+        self.closed = False
+        self.instead: Callable[[Answer], Answer] = lambda answer: answer
+        self._inner = EngineContender(name, engine)
+
+    def refuse(self, options: GenerationOptions) -> str | None:
+        return None
+
+    def answer(self, prompt_ids: Sequence[int], options: GenerationOptions) -> Answer:
+        self.calls.append((self.name, tuple(prompt_ids), options))
+        return self.instead(self._inner.answer(prompt_ids, options))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Field:
+    """Enters plain decoding and spies A and B, and remembers them."""
+
+    def __init__(self, **instead: Callable[[Answer], Answer]) -> None:
+        self.calls: list[Any] = []
+        self.spies: list[Spy] = []
+        self._instead = instead
+
+    def __call__(self, plan: BenchPlan, models: Any, note: Any, report: Any) -> list[Contender]:
+        (plain,) = enter_field(
+            BenchPlan(model=plan.model, suites=plan.suites, methods=(PLAIN,)), models, note, report
+        )
+        assert isinstance(plain, EngineContender)
+        self.spies = [Spy(name, plain.engine, self.calls) for name in ("A", "B")]
+        for spy in self.spies:
+            spy.instead = self._instead.get(spy.name, spy.instead)
+        return [plain, *self.spies]
+
+
+def start(plan: BenchPlan, folder: Path, enter: Enter = enter_field) -> BenchRun:
+    """A run that measures no costs."""
+    return BenchRun(
+        plan, RunFolder(folder), enter=enter, measure=lambda *_: CostTable.flat(0.025, 0.0025)
+    )
+
+
+def run_all(plan: BenchPlan, folder: Path, enter: Enter = enter_field) -> list[PromptRecord]:
+    """The records of a run from its start or from where it was."""
+    for _ in start(plan, folder, enter):
+        pass
+    return list(RunFolder(folder).read().records)
+
+
+def counted(records: Sequence[PromptRecord]) -> list[Any]:
+    """What must not depend on time: who answered what, in which rounds."""
+    return [
+        (r.key, a.method, a.turn, a.identical, a.digest, [x.widths for x in a.stats.rounds])
+        for r in records
+        for a in r.answers
+    ]
+
+
+# --- a whole run ------------------------------------------------------------------------------------
+
+
+def test_every_method_answers_every_turn(
+    make_plan: Callable[..., BenchPlan], tmp_path: Path
+) -> None:
+    records = run_all(make_plan(methods=(PLAIN, "ngram", "hf")), tmp_path / "out")
+    assert [(r.id, len(r.of(m))) for r in records for m in (PLAIN, "ngram", "hf")] == [
+        (question, turns) for question, turns in (("a", 1), ("b", 2), ("c", 1)) for _ in range(3)
+    ]
+    assert {a.identical for r in records for a in r.answers} == {"yes"}
+    assert all(a.num_tokens == 12 for r in records for a in r.answers)
+
+
+def test_turns_are_interleaved_and_who_begins_moves_on(
+    make_plan: Callable[..., BenchPlan], tmp_path: Path
+) -> None:
+    field = Field()
+    run_all(make_plan(repeats=3), tmp_path / "out", field)
+    order = "".join(name for name, *_ in field.calls[2:])  # after the warm-up
+    # Plain decoding (not noted here) takes the third place of the circle: P A B, A B P, B P A, ..
+    assert order == "ABABBA" + "ABBAAB" + "BAABAB" + "BAABAB"
+    assert [spy.closed for spy in field.spies] == [True, True]
+
+
+def test_plain_decodings_answer_goes_on_the_conversation_for_all(
+    make_plan: Callable[..., BenchPlan], tmp_path: Path
+) -> None:
+    lie = Answer((5, 6), Statistics((), 1, (), 0, 0.0, 0.0))
+    field = Field(A=lambda answer: lie)
+    run_all(make_plan(), tmp_path / "out", field)
+    prompts = {name: [ids for n, ids, _ in field.calls[2:] if n == name] for name in "AB"}
+    assert prompts["A"] == prompts["B"]
+    second = prompts["A"][2]  # a, b first turn, b second turn
+    assert len(second) > len(prompts["A"][1]) + 12
+
+
+def test_each_question_has_a_seed_of_its_own_and_repeats_share_it(
+    make_plan: Callable[..., BenchPlan], tmp_path: Path
+) -> None:
+    field = Field()
+    run_all(make_plan(temperature=1.0, seed=40, repeats=2), tmp_path / "out", field)
+    seeds = [options.seed for name, _, options in field.calls[2:] if name == "A"]
+    assert seeds == [40, 40, 41, 41, 41, 41, 42, 42]
+
+
+def test_sampled_answers_of_an_exact_method_are_plain_decodings(
+    make_plan: Callable[..., BenchPlan], tmp_path: Path
+) -> None:
+    records = run_all(make_plan(temperature=1.0), tmp_path / "out")
+    assert {a.identical for r in records for a in r.of("ngram")} == {"yes"}
+
+
+# --- judgement --------------------------------------------------------------------------------------
+
+
+def wrong(answer: Answer) -> Answer:
+    """Another last token: nothing that rounding explains."""
+    return Answer((*answer.token_ids[:-1], (answer.token_ids[-1] + 1) % 200), answer.stats)
+
+
+def test_a_wrong_answer_is_a_bug_and_one_that_need_not_agree_is_not_judged(
+    make_plan: Callable[..., BenchPlan], tmp_path: Path
+) -> None:
+    field = Field(A=wrong, B=wrong)
+
+    def enter(*arguments: Any) -> list[Contender]:
+        entered = field(*arguments)
+        field.spies[1].comparable = "other weights"
+        return entered
+
+    records = run_all(make_plan(), tmp_path / "out", enter)
+    assert {a.identical for r in records for a in r.of("A")} == {"bug at token 11"}
+    assert {a.identical for r in records for a in r.of("B")} == {"n/a"}
+
+
+def test_the_worst_of_several_repeats_is_kept(
+    make_plan: Callable[..., BenchPlan], tmp_path: Path
+) -> None:
+    seen: list[Answer] = []
+
+    def sometimes(answer: Answer) -> Answer:
+        seen.append(answer)
+        return wrong(answer) if len(seen) % 2 else answer
+
+    records = run_all(make_plan(repeats=2), tmp_path / "out", Field(A=sometimes))
+    assert {a.identical for r in records for a in r.of("A")} == {"bug at token 11"}
+
+
+# --- interruption -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("before", [1, 2, 3])
+def test_an_interrupted_run_goes_on_where_it_was(
+    make_plan: Callable[..., BenchPlan], tmp_path: Path, before: int
+) -> None:
+    whole = run_all(make_plan(), tmp_path / "whole")
+    out = tmp_path / "out"
+    list(islice(start(make_plan(), out), before))
+    first = (out / RECORDS).read_bytes()
+    again = start(make_plan(), out)
+    assert (again.done, again.total) == (before, 3)
+    assert [step.done for step in again] == list(range(before + 1, 4))
+    assert (out / RECORDS).read_bytes().startswith(first)
+    assert counted(RunFolder(out).read().records) == counted(whole)
+    assert len(RunFolder(out).read().plan["resumed"]) == (before < 3)
+
+
+def test_a_line_that_was_cut_off_is_run_again(
+    make_plan: Callable[..., BenchPlan], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    whole = run_all(make_plan(), out)
+    data = (out / RECORDS).read_bytes()
+    for cut in (1, 2, 100, len(data) - 1):
+        (out / RECORDS).write_bytes(data[:-cut])
+        assert counted(run_all(make_plan(), out)) == counted(whole)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"max_new_tokens": 13}, {"methods": (PLAIN,)}, {"repeats": 2}, {"limit": 1}, {"seed": 1}],
+)
+def test_another_run_is_not_mixed_in(
+    make_plan: Callable[..., BenchPlan], tmp_path: Path, change: dict[str, Any]
+) -> None:
+    out = tmp_path / "out"
+    list(islice(start(make_plan(), out), 1))
+    with pytest.raises(ConfigError, match=r"holds a run with \w+=.* give another --out"):
+        start(make_plan(**change), out)
+
+
+def test_changed_questions_are_another_run(
+    make_plan: Callable[..., BenchPlan], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    list(islice(start(make_plan(), out), 1))
+    changed = [{**QUESTIONS[0], "prompt": "the mat"}, *QUESTIONS[1:]]
+    (tmp_path / "three.jsonl").write_text("\n".join(map(json.dumps, changed)))
+    with pytest.raises(ConfigError, match="questions="):
+        start(make_plan(), out)
+
+
+# --- trouble ----------------------------------------------------------------------------------------
+
+
+def test_a_peer_that_fails_is_dropped_and_the_others_go_on(
+    make_plan: Callable[..., BenchPlan], tmp_path: Path
+) -> None:
+    seen: list[Answer] = []
+
+    def breaks(answer: Answer) -> Answer:
+        seen.append(answer)
+        if len(seen) == 3:  # the warm-up, the first question, the second
+            raise RuntimeError("shapes do not match")
+        return answer
+
+    out = tmp_path / "out"
+    records = run_all(make_plan(), out, Field(A=breaks))
+    assert [len(r.of("A")) for r in records] == [1, 0, 0]
+    assert [len(r.of("B")) for r in records] == [1, 2, 1]
+    (note,) = RunFolder(out).read().plan["notes"]
+    assert note == "A was dropped: RuntimeError: shapes do not match"
+
+
+def test_a_prompt_that_cannot_be_answered_is_left_out_for_all(
+    make_plan: Callable[..., BenchPlan], tmp_path: Path
+) -> None:
+    seen: list[Answer] = []
+
+    def refuses(answer: Answer) -> Answer:
+        seen.append(answer)
+        if len(seen) == 4:  # the second turn of b
+            raise PromptError("it is too long")
+        return answer
+
+    out = tmp_path / "out"
+    records = run_all(make_plan(), out, Field(B=refuses))
+    assert [len(r.answers) for r in records] == [3, 3, 3]
+    (note,) = RunFolder(out).read().plan["notes"]
+    assert note == "three/b was left out from turn 2 on: it is too long"
+
+
+# --- plans ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"methods": ("ngram", "ngram")}, "'ngram' is named twice"),
+        ({"methods": ("ngramm",)}, "did you mean 'ngram'"),
+        ({"methods": ("hf-asisted",)}, "did you mean 'hf-assisted'"),
+        ({"methods": ("speculative",)}, "needs a draft model; give one with --drafter"),
+        ({"methods": ("hf-assisted",)}, "needs a draft model; give one with --drafter"),
+        ({"drafter": "small"}, "--drafter small is not used by any of autoregressive, ngram"),
+        ({"repeats": 0}, "repeats=0"),
+        ({"limit": 0}, "limit=0"),
+        ({"max_new_tokens": 0}, "max_new_tokens"),
+        ({"temperature": -1.0}, "temperature"),
+        ({"suites": "nowhere.jsonl"}, "nowhere.jsonl"),
+        ({"methods": ("ngram:depht=3",)}, "did you mean 'depth'"),
+    ],
+)
+def test_mistakes_are_found_before_loading(
+    make_plan: Callable[..., BenchPlan], change: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        make_plan(**change)
+
+
+def test_plain_decoding_always_takes_part(make_plan: Callable[..., BenchPlan]) -> None:
+    assert list(make_plan(methods=("ngram",)).contestants) == [PLAIN, "ngram"]
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("ngram,hf", ("ngram", "hf")),
+        (" ngram , hf ", ("ngram", "hf")),
+        ("ngram:tree=4,2,2,hf", ("ngram:tree=4,2,2", "hf")),
+        ("ngram:tree=4,2,2:min=3", ("ngram:tree=4,2,2:min=3",)),
+    ],
+)
+def test_methods_are_separated_by_commas(text: str, names: tuple[str, ...]) -> None:
+    assert split_methods(text) == names
+
+
+def test_an_empty_method_is_refused() -> None:
+    with pytest.raises(ConfigError, match="empty name"):
+        split_methods("ngram,,hf")
