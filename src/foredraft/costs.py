@@ -14,11 +14,19 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
+from foredraft.config import MAX_TREE_NODES
 from foredraft.errors import ConfigError
 from foredraft.results import RoundRecord
 
 FORMAT = 1
 """Version of the JSON form."""
+
+NODES = (1, 2, 4, 8, 16, 32, 64)
+"""Rows at which passes are measured when nothing else is asked for."""
+CONTEXTS = (64, 512, 2048)
+"""Cached tokens behind which passes are measured when nothing else is asked for."""
+BUDGET_S = 15.0
+"""Seconds that a whole measurement may take when nothing else is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +34,9 @@ class PassCosts:
     """Seconds of one pass of a model, by its rows and by the tokens cached before it.
 
     Between grid points costs are interpolated linearly in both; past the last ones the last slope
-    goes on, before the first ones the first value holds.
+    goes on where it rises, before the first ones the first value holds. So where measured costs rise
+    along an axis, prices do, as long as the other axis is not left: past its end, where the slopes of
+    two points differ, lines may cross.
 
     Attributes:
         nodes: [N] increasing numbers of rows, the first 1.
@@ -47,6 +57,10 @@ class PassCosts:
                 raise ConfigError(
                     f"{name}={list(axis)} of a cost table must be whole numbers that increase"
                 )
+        if self.nodes[0] != 1:
+            raise ConfigError(
+                f"nodes={list(self.nodes)} of a cost table must start with 1, the pass of plain decoding"
+            )
         shape = {len(row) for row in self.seconds}
         if len(self.seconds) != len(self.contexts) or shape != {len(self.nodes)}:
             raise ConfigError(
@@ -64,10 +78,17 @@ class PassCosts:
 
 @dataclass(frozen=True, slots=True)
 class DraftCosts:
-    """Seconds that drafting takes in a round: host work, and one pass a level for drafters with a model."""
+    """Seconds that drafting takes in a round: host work, and one pass a level for drafters with a model.
+
+    Raises:
+        ConfigError: `host_s` is negative or not finite.
+    """
 
     host_s: float
     passes: PassCosts | None = None
+
+    def __post_init__(self) -> None:
+        _check_host(self.host_s)
 
     def __call__(self, draft_rows: Sequence[int], context: int) -> float:
         """Seconds of a draft made with passes of these rows."""
@@ -85,12 +106,18 @@ class CostTable:
         host_s: what else a round takes: verification, stop rules, text, cache commits.
         drafts: the cost of drafting by method, as named on the command line.
         provenance: where and how it was measured.
+
+    Raises:
+        ConfigError: `host_s` is negative or not finite.
     """
 
     target: PassCosts
     host_s: float
     drafts: Mapping[str, DraftCosts] = field(default_factory=lambda: MappingProxyType({}))
     provenance: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+
+    def __post_init__(self) -> None:
+        _check_host(self.host_s)
 
     def round_s(self, record: RoundRecord, method: str | None = None) -> float:
         """Seconds of a round by this table.
@@ -141,20 +168,51 @@ class CostTable:
                 )
             return cls(
                 _passes(document["target"]),
-                float(document["host_s"]),
-                {
-                    name: DraftCosts(float(d["host_s"]), d["passes"] and _passes(d["passes"]))
-                    for name, d in document["drafts"].items()
-                },
-                dict(document["provenance"]),
+                _number(document["host_s"]),
+                {name: _draft(costs) for name, costs in document["drafts"].items()},
+                _mapping(document["provenance"]),
             )
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
             if isinstance(error, ConfigError):
                 raise
             raise ConfigError(
                 f"this is no cost table ({type(error).__name__}: {error}); "
                 "`foredraft calibrate --out FILE` writes one"
             ) from None
+
+
+def check_grid(
+    nodes: Sequence[int], contexts: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The points at which to measure: sorted, each once, and 1 node always among them.
+
+    Args:
+        nodes: rows of a pass, 1 to `MAX_TREE_NODES`.
+        contexts: cached tokens before it, 0 or more.
+
+    Raises:
+        ConfigError: an empty list, or a number out of its range.
+    """
+    ranges = (("nodes", nodes, 1, MAX_TREE_NODES), ("contexts", contexts, 0, math.inf))
+    for name, points, least, most in ranges:
+        if not points:
+            raise ConfigError(f"{name} is empty; give at least one number")
+        for point in points:
+            if not least <= point <= most:
+                bounds = f"{least} to {most}" if most < math.inf else f"{least} or more"
+                raise ConfigError(f"{name}={list(points)} holds {point}; give numbers of {bounds}")
+    return tuple(sorted({1, *nodes})), tuple(sorted(set(contexts)))
+
+
+def check_budget(budget_s: float) -> None:
+    """Raise a `ConfigError` unless these are seconds that a measurement may take."""
+    if not 0 < budget_s < math.inf:
+        raise ConfigError(f"a budget of {budget_s} seconds is not allowed; give more than 0")
+
+
+def _check_host(seconds: float) -> None:
+    if not 0 <= seconds < math.inf:
+        raise ConfigError(f"host_s={seconds} of a cost table must be a finite number of 0 or more")
 
 
 def _passes_as_dict(costs: PassCosts) -> dict[str, Any]:
@@ -167,10 +225,33 @@ def _passes_as_dict(costs: PassCosts) -> dict[str, Any]:
 
 def _passes(document: Mapping[str, Any]) -> PassCosts:
     return PassCosts(
-        tuple(map(int, document["nodes"])),
-        tuple(map(int, document["contexts"])),
-        tuple(tuple(map(float, row)) for row in document["seconds"]),
+        tuple(map(_whole, document["nodes"])),
+        tuple(map(_whole, document["contexts"])),
+        tuple(tuple(map(_number, row)) for row in document["seconds"]),
     )
+
+
+def _draft(document: Mapping[str, Any]) -> DraftCosts:
+    passes = document["passes"]
+    return DraftCosts(_number(document["host_s"]), None if passes is None else _passes(passes))
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int:
+        raise TypeError(f"{value!r} is not a whole number")
+    return value
+
+
+def _number(value: Any) -> float:
+    if type(value) not in (int, float):
+        raise TypeError(f"{value!r} is not a number")
+    return float(value)
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{value!r} is not an object")
+    return dict(value)
 
 
 def _interpolate(axis: Sequence[int], values: Sequence[float], at: float) -> float:

@@ -1,0 +1,174 @@
+"""`foredraft calibrate`: what passes cost on this machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from foredraft.cli import common
+from foredraft.cli.failures import clear_failures
+from foredraft.costs import (
+    BUDGET_S,
+    CONTEXTS,
+    NODES,
+    CostTable,
+    PassCosts,
+    check_budget,
+    check_grid,
+)
+from foredraft.errors import ConfigError
+
+if TYPE_CHECKING:
+    from foredraft.engine.engine import Engine
+
+USUAL_CONTEXT = 512
+"""Tokens in the cache for which the sentences under the table speak."""
+BUSY_SPREAD = 0.25
+"""Repeats of one pass that differ by more than this say little about the machine when it is quiet."""
+REFRESHES_PER_S = 1
+"""Of the progress line: drawing it must not cost the passes their time."""
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ",".join(map(str, numbers))
+
+
+def calibrate(
+    model: common.Model = "smollm2",
+    drafter: common.Drafter = None,
+    dtype: common.Dtype = None,
+    device: common.Device = None,
+    nodes: Annotated[str, typer.Option(help="Rows of a pass, comma-separated.")] = _listed(NODES),
+    contexts: Annotated[
+        str, typer.Option(help="Tokens cached before it, comma-separated.")
+    ] = _listed(CONTEXTS),
+    budget: Annotated[float, typer.Option(help="Seconds to measure, loading apart.")] = BUDGET_S,
+    out: Annotated[Path | None, typer.Option(help="Write the table to this JSON file too.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document as the last line.")
+    ] = False,
+) -> None:
+    """Measure what passes of a model, drafts and the rest of a round cost here, and keep the table."""
+    with clear_failures():
+        grid = check_grid(_numbers("nodes", nodes), _numbers("contexts", contexts))
+        check_budget(budget)
+        _check_out(out)
+        name = _method(drafter)
+        engine = common.load_engine(model, method=name, drafter=drafter, dtype=dtype, device=device)
+        table = _measure(engine, name, grid, budget)
+        _show(table, model, grid, as_json)
+        _keep(table, engine, model, out)
+
+
+def _measure(
+    engine: Engine, name: str, grid: tuple[Sequence[int], Sequence[int]], budget_s: float
+) -> CostTable:
+    """The table, with progress on stderr."""
+    from foredraft.bench.provenance import provenance
+    from foredraft.engine import calibration
+    from foredraft.engine.cost_files import dtype_of
+
+    console = Console(stderr=True)
+    with console.status("starting", refresh_per_second=REFRESHES_PER_S) as status:
+        table = calibration.calibrate(
+            engine.target,
+            {name: engine},
+            nodes=grid[0],
+            contexts=grid[1],
+            budget_s=budget_s,
+            report=status.update,
+        )
+    facts = {**provenance(engine.target.device), "dtype": dtype_of(engine.target)}
+    return dataclasses.replace(table, provenance={**facts, **table.provenance})
+
+
+def _keep(table: CostTable, engine: Engine, model: str, out: Path | None) -> None:
+    """Write the table where it is looked for, and where the user wants it."""
+    from foredraft.engine.cost_files import dtype_of, save_costs, write_costs
+
+    if out is not None:
+        write_costs(table, out)
+    file = save_costs(table, model, dtype_of(engine.target), engine.target.device)
+    Console(stderr=True).print(f"kept in {file}", style="dim", highlight=False, soft_wrap=True)
+
+
+def _show(
+    table: CostTable, model: str, grid: tuple[Sequence[int], Sequence[int]], as_json: bool
+) -> None:
+    if as_json:
+        typer.echo(json.dumps(table.as_dict()))
+        return
+    console = Console()
+    console.print(_passes_table(table.target, f"ms a pass of {model} (x 1 node)"))
+    for sentence in [*_left_out(table.target, grid), *sentences(table)]:
+        console.print(sentence, highlight=False, soft_wrap=True)
+
+
+def _passes_table(costs: PassCosts, title: str) -> Table:
+    """Milliseconds, and the ratio to one node, by nodes (down) and cached tokens (across)."""
+    shown = Table(box=None, pad_edge=False, title=title, title_justify="left")
+    shown.add_column("nodes", justify="right")
+    for context in costs.contexts:
+        shown.add_column(f"{context} tokens", justify="right")
+    for column, count in enumerate(costs.nodes):
+        cells = [f"{1000 * row[column]:.3g} ({row[column] / row[0]:.2f})" for row in costs.seconds]
+        shown.add_row(str(count), *cells)
+    return shown
+
+
+def sentences(table: CostTable) -> list[str]:
+    """What the table means, for drafts in the middle of a text."""
+    behind = min(table.target.contexts, key=lambda context: abs(context - USUAL_CONTEXT))
+    one_s = table.target(1, behind)
+    widths = [count for count in table.target.nodes if count in (8, 32)] or [table.target.nodes[-1]]
+    trees = ", of ".join(f"{n} nodes {table.target(n, behind) / one_s:.2f}" for n in widths)
+    said = [f"Behind {behind} tokens, in passes of plain decoding: a tree of {trees}."]
+    for name, draft in table.drafts.items():
+        host = f"{1000 * draft.host_s:.2f} ms of host work a round"
+        level = f"{draft.passes(1, behind) / one_s:.2f} passes a level and " if draft.passes else ""
+        said.append(f"A draft of {name} costs {level}{host}.")
+    said.append(f"The rest of a round takes {1000 * table.host_s:.2f} ms.")
+    spread = table.provenance.get("spread", 0.0)
+    if spread > BUSY_SPREAD:
+        said.append(
+            f"The machine was busy: repeats of a pass differed by {spread:.0%}; measure again later."
+        )
+    return said
+
+
+def _left_out(costs: PassCosts, grid: tuple[Sequence[int], Sequence[int]]) -> list[str]:
+    """A note on what the model's context has no room for."""
+    kept = (costs.nodes, costs.contexts)
+    lost = [
+        f"{name} {_listed(missing)}"
+        for name, asked, measured in zip(("nodes", "contexts"), grid, kept, strict=True)
+        if (missing := [number for number in asked if number not in measured])
+    ]
+    return [f"Left out, for this model's context is too short: {'; '.join(lost)}."] if lost else []
+
+
+def _method(drafter: str | None) -> str:
+    """The recipe whose drafts are priced, as `foredraft.load` would choose it."""
+    return {None: "ngram", "none": "autoregressive", "ngram": "ngram"}.get(drafter, "speculative")
+
+
+def _numbers(name: str, text: str) -> list[int]:
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise ConfigError(
+            f"--{name} {text!r} is no list of whole numbers; write it like 1,8,64"
+        ) from None
+
+
+def _check_out(file: Path | None) -> None:
+    """Find a wrong place before minutes of loading."""
+    if file is not None and (file.is_dir() or not file.parent.is_dir()):
+        raise ConfigError(f"--out {file} is no file in an existing folder; name one")

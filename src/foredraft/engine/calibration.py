@@ -1,0 +1,85 @@
+"""What passes and rounds cost on this machine: measures a `CostTable` in seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from foredraft.costs import BUDGET_S, CONTEXTS, NODES, CostTable, DraftCosts, check_budget
+from foredraft.engine.engine import Engine
+from foredraft.engine.host_costs import draft_host_s, drafted_rounds, host_s, plain_rounds
+from foredraft.engine.pass_costs import QUANTILE, PassTimes, Report, time_passes
+from foredraft.errors import ConfigError
+from foredraft.protocols import Target
+
+DECODE_SHARE = 0.2
+"""Of the budget; the rest is for passes."""
+
+
+def calibrate(
+    target: Target,
+    engines: Mapping[str, Engine],
+    *,
+    nodes: Sequence[int] = NODES,
+    contexts: Sequence[int] = CONTEXTS,
+    budget_s: float = BUDGET_S,
+    report: Report = lambda message: None,
+) -> CostTable:
+    """The cost table of a target and of the methods that draft for it.
+
+    Args:
+        target: measured once, as is every distinct draft model.
+        engines: methods by name; each has this target. One without a drafter has no entry in the table.
+        nodes, contexts: as in `measure_passes`.
+        budget_s: seconds for all of it together.
+        report: called with what is measured next.
+
+    Raises:
+        ConfigError: an engine with another target, or as in `measure_passes`.
+    """
+    check_budget(budget_s)
+    _check_targets(target, engines)
+    drafting = {name: engine for name, engine in engines.items() if engine.drafter is not None}
+    models = [target, *filter(None, map(draft_model, drafting.values()))]
+    distinct = {id(model): model for model in models}
+    share_s = budget_s * (1 - DECODE_SHARE) / len(distinct)
+    times = {
+        key: time_passes(model, nodes, contexts, share_s, report=report)
+        for key, model in distinct.items()
+    }
+    passes = {key: measured.costs() for key, measured in times.items()}
+    share_s = budget_s * DECODE_SHARE / (len(drafting) + 1)
+    report("timing rounds of plain decoding")
+    plain = plain_rounds(next(iter(engines.values()), Engine(target)), share_s)
+    drafts = {}
+    for name, engine in drafting.items():
+        report(f"timing drafts of {name}")
+        own_passes = passes.get(id(draft_model(engine)))
+        drafts[name] = DraftCosts(
+            draft_host_s(drafted_rounds(engine, share_s), own_passes), own_passes
+        )
+    return CostTable(passes[id(target)], host_s(plain), drafts, _provenance(times[id(target)]))
+
+
+def draft_model(engine: Engine) -> Target | None:
+    """The model whose passes are the engine's draft levels: its drafter's `model`, if there is one."""
+    model = getattr(engine.drafter, "model", None)
+    return model if isinstance(model, Target) else None
+
+
+def _provenance(times: PassTimes) -> dict[str, Any]:
+    return {
+        "repeats": len(times.seconds),
+        "spread": times.spread(),
+        "quantile": QUANTILE,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
+
+
+def _check_targets(target: Target, engines: Mapping[str, Engine]) -> None:
+    for name, engine in engines.items():
+        if engine.target is not target:
+            raise ConfigError(f"engine {name!r} has another target; calibrate it on its own")
