@@ -1,0 +1,145 @@
+"""What peers share: the loaded models, and the request as every one of them reads it."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import torch
+
+from foredraft.backends.hf import HFTarget
+from foredraft.bench.contenders import Contender
+from foredraft.config import GenerationOptions
+from foredraft.errors import ConfigError, ModelError, PromptError
+from foredraft.sampling.randomness import fresh_seed
+
+SEEDS = 2**63
+"""Seeds of torch's generators are below this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What a run has loaded once, for every contender."""
+
+    target: HFTarget
+    tokenizer: Any
+    draft_model: Any | None
+    """A `transformers` model, for the peers that draft with one."""
+    model_source: str
+    """The target as the user named it."""
+    report: Callable[[str], None] = lambda message: None
+    """Called with a sentence at each long step."""
+
+
+class Settings(Protocol):
+    """A peer's options, checked. They are the keyword-only parameters of the class."""
+
+    module: ClassVar[str]
+    """What it imports."""
+    package: ClassVar[str]
+    """What pip installs for that."""
+
+    @property
+    def needs_draft_model(self) -> bool:
+        """Whether it drafts with the shared draft model."""
+        ...
+
+    def build(self, name: str, shared: Shared) -> Contender:
+        """The peer, under the name given on the command line; errors as in `PeerSpec.build`."""
+        ...
+
+
+def own_draft_model(name: str, shared: Shared) -> Any:
+    """The shared draft model.
+
+    Raises:
+        ConfigError: there is none.
+        ModelError: it is the target itself, whose passes could then not be told from drafting.
+    """
+    if shared.draft_model is None:
+        raise ConfigError(f"method {name!r} needs a draft model; name one with --drafter MODEL")
+    if shared.draft_model is shared.target.model:
+        raise ModelError(
+            "the draft model is the target itself; load it a second time, or give another"
+        )
+    return shared.draft_model
+
+
+def at_least(least: float, **options: float | None) -> None:
+    """Raise ConfigError for an option below `least`; None is the peer's own default."""
+    for name, value in options.items():
+        if value is not None and not value >= least:
+            raise ConfigError(f"{name}={value} is not allowed; give {least} or more")
+
+
+def not_honoured(options: GenerationOptions, honoured: Collection[str]) -> str | None:
+    """Names the options that ask for something outside `honoured`; None when there is none."""
+    defaults = GenerationOptions()
+    asked = [
+        f"{f.name}={getattr(options, f.name)!r}"
+        for f in dataclasses.fields(options)
+        if f.name not in honoured and getattr(options, f.name) != getattr(defaults, f.name)
+    ]
+    return f"it does not honour {', '.join(asked)}" if asked else None
+
+
+def room_for(prompt_ids: Sequence[int], options: GenerationOptions, target: HFTarget) -> int:
+    """Tokens that the answer may have, by what was asked for and what the context has room for.
+
+    Raises:
+        PromptError: the prompt fills the context.
+    """
+    limit = target.context_length
+    if limit is None:
+        return options.max_new_tokens
+    if len(prompt_ids) >= limit:
+        raise PromptError(
+            f"the prompt has {len(prompt_ids)} tokens and this model's context holds {limit}, "
+            "which leaves no room for an answer; shorten the prompt"
+        )
+    return min(options.max_new_tokens, limit - len(prompt_ids))
+
+
+def end_tokens(options: GenerationOptions, target: HFTarget) -> list[int]:
+    """The tokens that end an answer; empty when none does."""
+    if options.ignore_eos:
+        return []
+    own = options.eos_token_ids
+    return list(target.eos_token_ids if own is None else own)
+
+
+def seed_of(options: GenerationOptions, seeds: int = SEEDS) -> int:
+    """A seed below `seeds`: the request's, or a fresh one."""
+    return (fresh_seed() if options.seed is None else options.seed) % seeds
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence what libraries remark on one another's arguments: nothing that a user could act on."""
+    from transformers.utils import logging
+
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            yield
+    finally:
+        logging.set_verbosity(level)
+
+
+@contextmanager
+def seeded(seed: int | None, device: torch.device) -> Iterator[None]:
+    """Seed torch's global generators inside, and restore them; None leaves them alone."""
+    if seed is None:
+        yield
+        return
+    devices = [] if device.type == "cpu" else [device]
+    kind = "cuda" if device.type == "cpu" else device.type
+    with torch.random.fork_rng(devices, device_type=kind):
+        torch.manual_seed(seed)
+        yield
