@@ -1,0 +1,288 @@
+"""The plots of a run. Figures are built from rows alone, without matplotlib's global state."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from foredraft.bench.plan import PLAIN
+from foredraft.bench.rows import ALL
+from foredraft.errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Rows = Sequence[Mapping[str, Any]]
+
+DPI = 150
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#B8A800")
+"""Okabe and Ito's colours, which colour-blind readers can tell apart; the yellow darkened for white paper."""
+MARKERS = "osD^vP*Xhp"
+"""Methods beyond the eighth repeat colours, but with other markers."""
+GREY, LIGHT = "#666666", "#DDDDDD"
+STAGES = {"draft_ms": "draft", "target_ms": "target", "verify_ms": "verify", "other_ms": "other"}
+STAGE_COLOURS = ("#E69F00", "#0072B2", "#009E73", "#BBBBBB")
+PANELS_PER_ROW = 4
+LABEL_ROOM = 1.2
+"""The axis of speedups ends so far past the largest one, for the figure written beside it."""
+ISO_SPEEDUPS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+def write_plots(folder: Path, rows: Rows) -> list[str]:
+    """Draw `speedup.png`, `cost.png`, `depth.png` and `stages.png`; give the names of those drawn.
+
+    A plot that the rows have nothing for is left out, and an old one removed.
+
+    Raises:
+        ConfigError: matplotlib is not installed.
+    """
+    drawn = []
+    for name, draw in PLOTS.items():
+        file = folder / name
+        figure = draw(rows)
+        file.unlink(missing_ok=True)
+        if figure is not None:
+            figure.savefig(file, dpi=DPI, bbox_inches="tight", facecolor="white")
+            drawn.append(name)
+    return drawn
+
+
+def speedup_plot(rows: Rows) -> Figure | None:
+    """A panel for each suite: every method's speedup over plain decoding with its interval."""
+    methods = [m for m in _methods(rows) if m != PLAIN]
+    suites = _suites(rows)
+    known = [r for r in rows if r["method"] in methods and r["speedup_vs_plain"] is not None]
+    if not known:
+        return None
+    columns = min(len(suites), PANELS_PER_ROW)
+    lines = math.ceil(len(suites) / columns)
+    figure = _figure(1.8 + 2.5 * columns, 0.7 + lines * (0.75 + 0.27 * len(methods)))
+    axes = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False)
+    styles = _styles(_methods(rows))
+    for axis, suite in zip(axes.flat, suites, strict=False):
+        _speedup_panel(_bare(axis), [r for r in known if r["suite"] == suite], methods, styles)
+        axis.set_title(_suite_title(suite), fontsize=10, loc="left", fontweight="bold")
+    for axis in axes.flat[len(suites) :]:
+        axis.set_visible(False)
+    axes.flat[0].set_xlim(
+        0, LABEL_ROOM * max(r["speedup_vs_plain_high"] or r["speedup_vs_plain"] for r in known)
+    )
+    figure.supxlabel("times as fast as plain decoding (bars: 95 % intervals)", fontsize=10)
+    return figure
+
+
+def cost_plot(rows: Rows) -> Figure | None:
+    """What a round gives against what it costs, both measured; lines join equal speedups."""
+    pooled = _pooled(rows)
+    if PLAIN not in pooled:
+        return None
+    base = _round_ms(pooled[PLAIN])
+    points = {
+        name: (_round_ms(row) / base, row["tokens_per_pass"])
+        for name, row in pooled.items()
+        if row["target_ms"] is not None
+    }
+    figure = _figure(8.2, 5.0)
+    axis = _bare(figure.add_subplot())
+    right = 1.12 * max(x for x, _ in points.values())
+    top = 1.12 * max(y for _, y in points.values())
+    _iso_lines(axis, right, top)
+    styles = _styles(list(pooled))
+    for name, point in points.items():
+        colour, marker = styles[name]
+        axis.plot(*point, marker, color=colour, markersize=9, label=name, clip_on=False, zorder=3)
+    axis.set(xlim=(0, right), ylim=(0, top))
+    axis.set_xlabel("time of a round, in rounds of plain decoding")
+    axis.set_ylabel("emitted tokens per round")
+    axis.set_title(
+        "What a round costs and gives (measured; lines of equal speedup)",
+        loc="left",
+        fontweight="bold",
+        pad=22,
+    )
+    _legend(axis)
+    return figure
+
+
+def depth_plot(rows: Rows) -> Figure | None:
+    """The share of rounds whose token was accepted at each depth, of those that drafted so deep."""
+    pooled = _pooled(rows)
+    lines = {name: row["accepted_per_depth"] for name, row in pooled.items()}
+    if not any(lines.values()):
+        return None
+    figure = _figure(8.2, 4.4)
+    axis = _bare(figure.add_subplot())
+    from matplotlib.ticker import MaxNLocator
+
+    styles = _styles(list(pooled))
+    for name, shares in lines.items():
+        if shares:
+            colour, marker = styles[name]
+            depths = range(1, len(shares) + 1)
+            axis.plot(depths, shares, marker=marker, color=colour, label=name, clip_on=False)
+    axis.set(ylim=(0, 1), xlabel="depth in the draft", ylabel="share of rounds that accepted it")
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.set_title("Acceptance by depth", loc="left", fontweight="bold")
+    axis.grid(axis="y", color=LIGHT)
+    _legend(axis)
+    return figure
+
+
+def stages_plot(rows: Rows) -> Figure | None:
+    """Where the time of an emitted token goes; methods that do not tell get one hatched bar."""
+    pooled = {name: row for name, row in _pooled(rows).items() if row["tpot_ms"] is not None}
+    if not pooled:
+        return None
+    figure = _figure(8.2, 1.2 + 0.36 * len(pooled))
+    axis = _bare(figure.add_subplot())
+    for place, row in enumerate(pooled.values()):
+        _stage_bar(axis, place, row)
+    longest = max(row["tpot_ms"] for row in pooled.values())
+    axis.set_xlim(0, 1.14 * longest)
+    axis.set_yticks(range(len(pooled)), list(pooled))
+    axis.invert_yaxis()
+    axis.set_xlabel("milliseconds per emitted token")
+    axis.set_title("Time by stage", loc="left", fontweight="bold")
+    axis.tick_params(axis="y", length=0)
+    _stage_legend(axis, unstaged=any(row["target_ms"] is None for row in pooled.values()))
+    return figure
+
+
+PLOTS: Mapping[str, Callable[[Rows], Any]] = {
+    "speedup.png": speedup_plot,
+    "cost.png": cost_plot,
+    "depth.png": depth_plot,
+    "stages.png": stages_plot,
+}
+
+
+def _speedup_panel(
+    axis: Axes, rows: Rows, methods: Sequence[str], styles: Mapping[str, tuple[str, str]]
+) -> None:
+    axis.axvline(1, color=GREY, linewidth=1.5, zorder=1)
+    for row in rows:
+        value, place = row["speedup_vs_plain"], methods.index(row["method"])
+        colour, marker = styles[row["method"]]
+        low, high = (row[f"speedup_vs_plain_{end}"] for end in ("low", "high"))
+        if low is not None:
+            axis.hlines(place, low, high, color=colour, linewidth=2)
+        axis.plot(value, place, marker, color=colour, markersize=6)
+        edge = value if high is None else high
+        axis.annotate(
+            f"{value:.2f}",
+            (edge, place),
+            (5, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
+        )
+    axis.set_yticks(range(len(methods)), methods, fontsize=9)
+    axis.set_ylim(len(methods) - 0.5, -0.5)
+    axis.grid(axis="x", color=LIGHT)
+    axis.set_axisbelow(True)
+    axis.tick_params(axis="both", length=0, labelbottom=True)
+
+
+def _iso_lines(axis: Axes, right: float, top: float) -> None:
+    for speedup in ISO_SPEEDUPS:
+        x = min(right, top / speedup)
+        strong = speedup == 1
+        axis.plot(
+            (0, x),
+            (0, speedup * x),
+            "-" if strong else "--",
+            color=GREY if strong else LIGHT,
+            zorder=1,
+        )
+        above = speedup * right > top
+        axis.annotate(
+            f"{speedup:g}×",
+            (x, speedup * x),
+            (0, 4) if above else (4, 0),
+            textcoords="offset points",
+            ha="center" if above else "left",
+            va="bottom" if above else "center",
+            color=GREY,
+            fontsize=9,
+            annotation_clip=False,
+        )
+
+
+def _stage_bar(axis: Axes, place: int, row: Mapping[str, Any]) -> None:
+    total = row["tpot_ms"]
+    if row["target_ms"] is None:
+        axis.barh(place, total, color="white", edgecolor=GREY, hatch="////", height=0.7)
+    else:
+        left = 0.0
+        for (stage, _), colour in zip(STAGES.items(), STAGE_COLOURS, strict=True):
+            length = row[stage] / row["tokens_per_pass"]
+            axis.barh(place, length, left=left, color=colour, height=0.7)
+            left += length
+    axis.annotate(
+        f"{total:.1f}", (total, place), (4, 0), textcoords="offset points", va="center", fontsize=9
+    )
+
+
+def _stage_legend(axis: Axes, unstaged: bool) -> None:
+    from matplotlib.patches import Patch
+
+    patches = [Patch(color=c, label=s) for c, s in zip(STAGE_COLOURS, STAGES.values(), strict=True)]
+    if unstaged:
+        patches.append(Patch(facecolor="white", edgecolor=GREY, hatch="////", label="not told"))
+    axis.legend(handles=patches, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False)
+
+
+def _legend(axis: Axes) -> None:
+    axis.legend(loc="upper left", bbox_to_anchor=(1.06, 1), frameon=False, fontsize=9)
+
+
+def _figure(width: float, height: float) -> Figure:
+    """An empty figure in inches, with plain axes."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ConfigError(
+            "plots need matplotlib; install it with pip install 'foredraft[bench]'"
+        ) from None
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _bare(axis: Axes) -> Axes:
+    """Without the frame's upper and right side."""
+    axis.spines[["top", "right"]].set_visible(False)
+    return axis
+
+
+def _styles(methods: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Colour and marker of every method, the same in all plots of a run."""
+    return {
+        name: (COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)])
+        for i, name in enumerate(methods)
+    }
+
+
+def _methods(rows: Rows) -> list[str]:
+    """In the order of the pool, which has every method."""
+    return [row["method"] for row in rows if row["suite"] == ALL]
+
+
+def _suites(rows: Rows) -> list[str]:
+    """`all` first; alone where there is one suite, whose pool it is."""
+    named = [name for name in dict.fromkeys(row["suite"] for row in rows) if name != ALL]
+    return [ALL, *named] if len(named) > 1 else named
+
+
+def _suite_title(suite: str) -> str:
+    return "all suites" if suite == ALL else suite
+
+
+def _pooled(rows: Rows) -> dict[str, Mapping[str, Any]]:
+    return {row["method"]: row for row in rows if row["suite"] == ALL and row["rounds"]}
+
+
+def _round_ms(row: Mapping[str, Any]) -> float:
+    return float(row["tpot_ms"] * row["tokens_per_pass"])

@@ -1,0 +1,158 @@
+"""Speedups: paired within a run, with intervals from resampling its prompts (see docs/metrics.md)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foredraft.bench.plan import PLAIN
+from foredraft.bench.records import AnswerRecord, PromptRecord
+from foredraft.errors import ConfigError
+
+HF = "hf"
+BASELINES = {"plain": PLAIN, "hf": HF}
+"""What methods are divided by: the name in `speedup_vs_*`, and the method."""
+
+LEVEL = 0.95
+RESAMPLES = 2000
+SEED = 0
+"""Intervals are a function of the records alone."""
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A figure with its interval; both ends None where one prompt leaves nothing to resample."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """What a method and a baseline took for the same prompts; a conversation is one prompt.
+
+    Attributes:
+        answers, baseline: the answers to the turns that both answered.
+        tokens, seconds, baseline_tokens, baseline_seconds: [P] emitted tokens and decode seconds of
+            each prompt. Prompts of which one side decoded nothing are left out.
+    """
+
+    answers: tuple[AnswerRecord, ...]
+    baseline: tuple[AnswerRecord, ...]
+    tokens: Floats
+    seconds: Floats
+    baseline_tokens: Floats
+    baseline_seconds: Floats
+
+    @property
+    def ratios(self) -> Floats:
+        """[P] how many times as fast as the baseline the method answered each prompt."""
+        return (self.tokens * self.baseline_seconds) / (self.seconds * self.baseline_tokens)
+
+
+def pair(records: Sequence[PromptRecord], method: str, baseline: str) -> Pairs:
+    """The prompts that both answered."""
+    ours: list[AnswerRecord] = []
+    theirs: list[AnswerRecord] = []
+    totals: list[tuple[float, float, float, float]] = []
+    for record in records:
+        mine, other = _same_turns(record, method, baseline)
+        total = (*_total(mine), *_total(other))
+        if all(total):
+            ours += mine
+            theirs += other
+            totals.append(total)
+    columns = np.array(totals, dtype=np.float64).reshape(-1, 4).T
+    return Pairs(tuple(ours), tuple(theirs), *columns)
+
+
+def pooled_speedup(pairs: Pairs) -> Interval | None:
+    """The ratio of pooled tokens per second; None without a common prompt."""
+
+    def log_ratio(tokens: Any, seconds: Any, base_tokens: Any, base_seconds: Any, axis: int) -> Any:
+        sums = [np.log(x.sum(axis=axis)) for x in (tokens, base_seconds, seconds, base_tokens)]
+        return sums[0] + sums[1] - sums[2] - sums[3]
+
+    samples = (pairs.tokens, pairs.seconds, pairs.baseline_tokens, pairs.baseline_seconds)
+    return ratio_interval(samples, log_ratio)
+
+
+def median_speedup(pairs: Pairs) -> Interval | None:
+    """The median of the prompts' own ratios; None without a common prompt."""
+    return ratio_interval((np.log(pairs.ratios),), np.median)
+
+
+def ratio_interval(
+    samples: Sequence[Floats], log_statistic: Callable[..., Any], level: float = LEVEL
+) -> Interval | None:
+    """A ratio with its interval; None without a prompt.
+
+    Prompts are resampled for the standard error of the log ratio, and Student's t gives the reach. Under
+    stalls of the machine this covers the truth as often as it says; percentiles cover it less, and
+    bias-corrected ones far less.
+
+    Args:
+        samples: arrays [P]; a prompt's values stay together.
+        log_statistic: takes the arrays and `axis`, works on whole batches of resamples, and gives the log
+            of the ratio.
+        level: how often the interval is to hold the truth.
+
+    Raises:
+        ConfigError: scipy is not installed.
+    """
+    prompts = len(samples[0])
+    if not prompts:
+        return None
+    log = float(log_statistic(*samples, axis=-1))
+    if prompts == 1:
+        return Interval(math.exp(log), None, None)
+    spread = _standard_error(samples, log_statistic) * math.sqrt(prompts / (prompts - 1))
+    reach = spread * float(scipy_stats().t.ppf((1 + level) / 2, prompts - 1))
+    return Interval(math.exp(log), math.exp(log - reach), math.exp(log + reach))
+
+
+def _standard_error(samples: Sequence[Floats], statistic: Callable[..., Any]) -> float:
+    found = scipy_stats().bootstrap(
+        tuple(samples),
+        statistic,
+        paired=True,
+        vectorized=True,
+        n_resamples=RESAMPLES,
+        method="percentile",  # of its own interval, which is not used: the cheapest
+        rng=np.random.default_rng(SEED),
+    )
+    return float(found.standard_error)
+
+
+def scipy_stats() -> Any:
+    """`scipy.stats`, or the sentence that says how to get it."""
+    try:
+        from scipy import stats
+    except ImportError:
+        raise ConfigError(
+            "figures with intervals need scipy; install it with pip install 'foredraft[bench]'"
+        ) from None
+    return stats
+
+
+def _same_turns(
+    record: PromptRecord, method: str, baseline: str
+) -> tuple[list[AnswerRecord], list[AnswerRecord]]:
+    ours = {answer.turn: answer for answer in record.of(method)}
+    theirs = {answer.turn: answer for answer in record.of(baseline)}
+    turns = sorted(ours.keys() & theirs.keys())
+    return [ours[t] for t in turns], [theirs[t] for t in turns]
+
+
+def _total(answers: Sequence[AnswerRecord]) -> tuple[float, float]:
+    """Emitted tokens and decode seconds; without the first token where it came out of prefill."""
+    tokens = sum(answer.stats.completion_tokens for answer in answers)
+    return float(tokens), sum(answer.stats.decode_s for answer in answers)

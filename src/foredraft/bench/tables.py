@@ -1,0 +1,54 @@
+"""Cells and tables in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+NOTHING = "–"
+FASTER, SLOWER, NO_DIFFERENCE, UNKNOWN = "▲", "▼", "≈", "?"
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table whose first column is names and whose others are figures."""
+    lines = [header, ["---", *["--:"] * (len(header) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines)
+
+
+def speedup(row: Mapping[str, Any], name: str) -> str:
+    """A speedup with its interval and the mark of what it shows: faster, slower or no difference."""
+    value, low, high = row[name], row[f"{name}_low"], row[f"{name}_high"]
+    if value is None:
+        return NOTHING
+    if low is None:
+        return f"{value:.2f} {UNKNOWN}"
+    if low == high == 1:  # the baseline itself
+        return "1"
+    return f"{value:.2f} [{low:.2f}, {high:.2f}] {_mark(low, high)}"
+
+
+def number(value: float | None, digits: int) -> str:
+    """A figure to so many digits behind the point."""
+    return NOTHING if value is None else f"{value:.{digits}f}"
+
+
+def ms(value: float | None) -> str:
+    """Milliseconds to three digits that count."""
+    if value is None:
+        return NOTHING
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def percent(value: float | None) -> str:
+    """A share in whole per cent."""
+    return NOTHING if value is None else f"{100 * value:.0f} %"
+
+
+def _mark(low: float, high: float) -> str:
+    if low > 1:
+        return FASTER
+    return SLOWER if high < 1 else NO_DIFFERENCE
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
