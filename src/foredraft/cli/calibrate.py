@@ -118,7 +118,7 @@ def _passes_table(costs: PassCosts, title: str) -> Table:
     for context in costs.contexts:
         shown.add_column(f"{context} tokens", justify="right")
     for column, count in enumerate(costs.nodes):
-        cells = [f"{1000 * row[column]:.3g} ({row[column] / row[0]:.2f})" for row in costs.seconds]
+        cells = [f"{1000 * row[column]:.1f} ({row[column] / row[0]:.2f})" for row in costs.seconds]
         shown.add_row(str(count), *cells)
     return shown
 
