@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from foredraft.bench.rows import ALL, make_categories, make_rows, results_docume
 from foredraft.costs import CostTable, DraftCosts, PassCosts
 from foredraft.results import Statistics
 from tests.bench.synthetic_runs import answer_of, prompt_of, round_of, run_of, whole_run
+
+METRICS_PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 CHAIN = {"widths": (1, 1, 1, 1), "draft_rows": (1, 1, 1), "seconds": 2.0}
 COSTS = CostTable(
@@ -193,3 +196,13 @@ def test_prompts_without_an_answer_change_nothing() -> None:
     empty = prompt_of(suite="chat", id="left out")
     longer = run_of(*run.records, empty, costs=COSTS)
     assert make_rows(longer) == make_rows(run)
+
+
+def test_the_page_of_metrics_names_every_figure_of_a_row() -> None:
+    """Baselines and ends of intervals are written once, for all figures that have them."""
+    page = METRICS_PAGE.read_text(encoding="utf-8")
+    ends = ("_low", "_high", "_median", "hf")
+    names = [name for name in row_of(make_rows(two_suites()), "m") if not name.endswith(ends)]
+    assert not [
+        name for name in names if f"`{name}`" not in page and name not in ("suite", "method")
+    ]
