@@ -1,0 +1,192 @@
+"""`foredraft bench` as it is typed: what a run leaves behind, how it exits, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from foredraft.bench.folder import COSTS, PLAN, RECORDS, RunFolder
+from foredraft.bench.runner import BenchRun
+from foredraft.cli.bench import INTERRUPTED
+from foredraft.cli.main import app
+from foredraft.costs import CostTable
+from tests.tiny_folders import save_folder
+
+FAILURE, USAGE = 1, 2
+METHODS = "ngram,hf,economize"
+PROMPTS = ("the cat sat on the mat the cat", "mat mat mat mat")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_folder(tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("suites") / "cats.jsonl"
+    file.write_text("\n".join(json.dumps({"prompt": text}) for text in PROMPTS))
+    return file
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick_costs() -> Iterator[None]:
+    """Costs are measured in their own tests; here they would take most of the time."""
+    defaults = BenchRun.__init__.__defaults__
+    assert defaults is not None
+    quick = (*defaults[:-1], lambda *_: CostTable.flat(0.02, 0.002))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BenchRun.__init__, "__defaults__", quick)
+        yield
+
+
+def bench(*arguments: str | Path) -> Result:
+    """The command in this process; faults of ours are raised."""
+    words = ["bench", *map(str, arguments)]
+    done = CliRunner().invoke(app, words, env={"COLUMNS": "200"})
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done
+
+
+def run(folder: Path, suite: Path, out: Path, *more: str | Path) -> Result:
+    """A short run of the tiny model."""
+    options = ("--dtype", "float32", "--max-new-tokens", "8", "--methods", METHODS)
+    return bench("run", "--model", folder, "--suite", suite, "--out", out, *options, *more)
+
+
+@pytest.fixture(scope="module")
+def done(folder: Path, suite: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished run."""
+    out = tmp_path_factory.mktemp("runs") / "first"
+    assert run(folder, suite, out).exit_code == 0
+    return out
+
+
+def test_a_run_leaves_tables_plots_and_what_they_are_made_of(done: Path) -> None:
+    names = {file.name for file in done.iterdir()}
+    assert {PLAN, COSTS, RECORDS, "results.json", "report.md", "speedup.png"} <= names
+    assert not [name for name in names if name.endswith(".partial")]
+    document = json.loads((done / "results.json").read_text())
+    rows = {(row["suite"], row["method"]): row for row in document["rows"]}
+    assert {"autoregressive", "ngram", "hf"} <= {method for _, method in rows}
+    assert {suite for suite, _ in rows} == {"cats", "all"}
+    assert all(row["identical"] == "yes" for row in document["rows"])
+    assert document["provenance"]["device"] == "cpu"
+
+
+def test_the_terminal_shows_speedups_and_notes(done: Path, folder: Path, suite: Path) -> None:
+    shown = bench("report", done)
+    assert shown.exit_code == 0
+    assert "speedup over plain decoding" in shown.stdout
+    for method in ("autoregressive", "ngram", "hf"):
+        assert method in shown.stdout
+    assert "report.md" in shown.stdout
+
+
+def test_a_finished_run_is_not_run_again(done: Path, folder: Path, suite: Path) -> None:
+    before = (done / RECORDS).read_bytes()
+    assert run(folder, suite, done).exit_code == 0
+    assert (done / RECORDS).read_bytes() == before
+
+
+def test_a_bug_exits_with_1_and_is_named(
+    done: Path, folder: Path, suite: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "wrong"
+    out.mkdir()
+    for name in (PLAN, COSTS):
+        (out / name).write_bytes((done / name).read_bytes())
+    records = [json.loads(line) for line in (done / RECORDS).read_text().splitlines()]
+    records[1]["answers"][1]["identical"] = "bug at token 3"
+    (out / RECORDS).write_text("".join(json.dumps(record) + "\n" for record in records))
+    found = run(folder, suite, out)
+    assert found.exit_code == FAILURE
+    assert "bug at token 3" in found.stdout
+    assert bench("report", out).exit_code == 0  # it was made; the run is what failed
+
+
+def test_rounds_are_priced_by_another_table(done: Path) -> None:
+    def modelled(*arguments: str) -> float:
+        assert bench("report", done, *arguments).exit_code == 0
+        rows = json.loads((done / "results.json").read_text())["rows"]
+        (row,) = (r for r in rows if (r["suite"], r["method"]) == ("all", "ngram"))
+        assert row["modelled_speedup_vs_plain"] == pytest.approx(row["tokens_per_pass"], rel=0.3)
+        return float(row["modelled_tokens_per_s"])
+
+    flat, measured = modelled("--costs", "flat:level=0.1"), modelled()
+    assert flat != measured
+
+
+def test_a_run_compared_with_itself_has_no_difference(done: Path) -> None:
+    shown = bench("compare", done, done, "--json")
+    assert shown.exit_code == 0
+    document = json.loads(shown.stdout.splitlines()[-1])
+    assert {change["verdict"] for change in document["changes"]} == {"no difference"}
+    assert "no difference" in bench("compare", done, done).stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--methods", "ngramm"), "did you mean 'ngram'"),
+        (("--methods", "speculative"), "needs a draft model"),
+        (("--suite", "bultin"), "did you mean 'builtin'"),
+        (("--repeats", "0"), "repeats=0"),
+        (("--limit", "-1"), "limit=-1"),
+        (("--temperature", "-1"), "temperature"),
+    ],
+)
+def test_mistakes_are_one_sentence_before_anything_is_loaded(
+    tmp_path: Path, arguments: tuple[str, str], sentence: str
+) -> None:
+    found = bench("run", "--model", "no/such/model", "--out", tmp_path / "out", *arguments)
+    assert found.exit_code == USAGE
+    (line,) = found.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert sentence in line
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("command", ["report", "compare"])
+def test_a_folder_without_a_run_is_named(tmp_path: Path, done: Path, command: str) -> None:
+    arguments = (tmp_path,) if command == "report" else (done, tmp_path)
+    found = bench(command, *arguments)
+    assert found.exit_code == USAGE
+    assert "holds no benchmark run" in found.stderr
+
+
+def test_ctrl_c_keeps_what_is_finished(folder: Path, tmp_path: Path) -> None:
+    many = tmp_path / "many.jsonl"
+    many.write_text("\n".join(json.dumps({"prompt": f"the cat {i}"}) for i in range(2000)))
+    out = tmp_path / "out"
+    words: list[Any] = ["--model", folder, "--suite", many, "--out", out, "--limit", 0]
+    words += ["--methods", "ngram", "--dtype", "float32", "--max-new-tokens", 8]
+    code = (
+        "from foredraft.bench.runner import BenchRun\n"
+        "from foredraft.costs import CostTable\n"
+        "quick = lambda *_: CostTable.flat(0.02, 0.002)\n"
+        "BenchRun.__init__.__defaults__ = (*BenchRun.__init__.__defaults__[:-1], quick)\n"
+        "from foredraft.cli.main import main\nmain()"
+    )
+    command = [sys.executable, "-c", code, "bench", "run", *map(str, words)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 60
+        while not (out / RECORDS).exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
+    assert process.returncode == INTERRUPTED
+    kept = len(list(RunFolder(out).records()))
+    assert 0 < kept < 2000
+    assert f"{kept} of 2000 prompts are kept" in " ".join(stderr.split())
