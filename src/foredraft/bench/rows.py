@@ -39,6 +39,10 @@ MAIN_METRICS = (
 """What is also given turn by turn and category by category."""
 
 
+ITSELF = Interval(1.0, 1.0, 1.0)
+"""A baseline's speedup over itself."""
+
+
 def results_document(run: Run, costs: CostTable | None = None) -> dict[str, Any]:
     """Everything that `results.json` holds.
 
@@ -144,8 +148,9 @@ def _speedups(records: Sequence[PromptRecord], method: str) -> dict[str, float |
     figures: dict[str, float | None] = {}
     for name, baseline in BASELINES.items():
         pairs = pair(records, method, baseline)
-        figures |= _named(f"speedup_vs_{name}", pooled_speedup(pairs))
-        figures |= _named(f"speedup_vs_{name}_median", median_speedup(pairs))
+        itself = ITSELF if method == baseline else None
+        figures |= _named(f"speedup_vs_{name}", itself or pooled_speedup(pairs))
+        figures |= _named(f"speedup_vs_{name}_median", itself or median_speedup(pairs))
     return figures
 
 

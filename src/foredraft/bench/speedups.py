@@ -86,14 +86,23 @@ def pooled_speedup(pairs: Pairs) -> Interval | None:
 
 
 def median_speedup(pairs: Pairs) -> Interval | None:
-    """The median of the prompts' own ratios; None without a common prompt."""
-    return ratio_interval((np.log(pairs.ratios),), np.median)
+    """The median of the prompts' own ratios, between percentiles of its resamples; None without a prompt.
+
+    The percentiles are as far out for few prompts as Student's t is (Hesterberg, 2015).
+    """
+    prompts = len(pairs.ratios)
+    if not prompts:
+        return None
+    value = float(np.median(pairs.ratios))
+    if prompts == 1:
+        return Interval(value, None, None)
+    tail = float(scipy_stats().norm.sf(_reach(prompts)))
+    ends = np.quantile(_resample((pairs.ratios,), np.median), (tail, 1 - tail))
+    return Interval(value, *ends.tolist())
 
 
-def ratio_interval(
-    samples: Sequence[Floats], log_statistic: Callable[..., Any], level: float = LEVEL
-) -> Interval | None:
-    """A ratio with its interval; None without a prompt.
+def ratio_interval(samples: Sequence[Floats], log_statistic: Callable[..., Any]) -> Interval | None:
+    """A ratio with its interval of level `LEVEL`; None without a prompt.
 
     Prompts are resampled for the standard error of the log ratio, and Student's t gives the reach. Under
     stalls of the machine this covers the truth as often as it says; percentiles cover it less, and
@@ -103,7 +112,6 @@ def ratio_interval(
         samples: arrays [P]; a prompt's values stay together.
         log_statistic: takes the arrays and `axis`, works on whole batches of resamples, and gives the log
             of the ratio.
-        level: how often the interval is to hold the truth.
 
     Raises:
         ConfigError: scipy is not installed.
@@ -114,12 +122,12 @@ def ratio_interval(
     log = float(log_statistic(*samples, axis=-1))
     if prompts == 1:
         return Interval(math.exp(log), None, None)
-    spread = _standard_error(samples, log_statistic) * math.sqrt(prompts / (prompts - 1))
-    reach = spread * float(scipy_stats().t.ppf((1 + level) / 2, prompts - 1))
+    reach = _reach(prompts) * float(_resample(samples, log_statistic).std(ddof=1))
     return Interval(math.exp(log), math.exp(log - reach), math.exp(log + reach))
 
 
-def _standard_error(samples: Sequence[Floats], statistic: Callable[..., Any]) -> float:
+def _resample(samples: Sequence[Floats], statistic: Callable[..., Any]) -> Floats:
+    """[R] the statistic of every resample."""
     found = scipy_stats().bootstrap(
         tuple(samples),
         statistic,
@@ -129,7 +137,14 @@ def _standard_error(samples: Sequence[Floats], statistic: Callable[..., Any]) ->
         method="percentile",  # of its own interval, which is not used: the cheapest
         rng=np.random.default_rng(SEED),
     )
-    return float(found.standard_error)
+    resamples: Floats = found.bootstrap_distribution
+    return resamples
+
+
+def _reach(prompts: int) -> float:
+    """Half an interval in standard errors of resampling, which are too small by the root of (P - 1) / P."""
+    quantile = float(scipy_stats().t.ppf((1 + LEVEL) / 2, prompts - 1))
+    return quantile * math.sqrt(prompts / (prompts - 1))
 
 
 def scipy_stats() -> Any:
