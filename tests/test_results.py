@@ -216,6 +216,7 @@ def test_pooled_counts_are_sums() -> None:
 def test_a_pooled_time_to_the_first_token_is_a_mean() -> None:
     pooled = Statistics.pool([statistics(ttft_s=0.1), statistics(ttft_s=0.3)])
     assert pooled.as_dict()["ttft_ms"] == pytest.approx(200)
+    assert pooled.as_dict()["prefill_ms"] == pytest.approx(100)
 
 
 def test_a_pool_of_one_is_that_one() -> None:

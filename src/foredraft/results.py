@@ -234,7 +234,7 @@ class Statistics:
             **{name: getattr(self, name) for name in METRICS},
             "mean_acceptance_length_in_loops": self.acceptance_where(in_loop=True),
             "mean_acceptance_length_outside_loops": self.acceptance_where(in_loop=False),
-            "prefill_ms": 1000 * self.prefill_s,
+            "prefill_ms": 1000 * self.prefill_s / self.requests,
             "ttft_ms": 1000 * self.ttft_s / self.requests,
             "tpot_ms": tpot,
             **self.ms_per_round(),

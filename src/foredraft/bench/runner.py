@@ -23,6 +23,7 @@ from foredraft.engine.engine import Engine
 from foredraft.engine.load import Models, load_models
 from foredraft.engine.prompts import encode_prompt
 from foredraft.errors import ForedraftError
+from foredraft.methods import parse_method
 from foredraft.protocols import Target
 
 WARM_UP_TOKENS = 16
@@ -117,8 +118,19 @@ class BenchRun:
         self._begun = self.folder.read_plan()
         if not self.folder.has_costs:
             self._report("measuring what passes cost")
-            engines = {c.name: c.engine for c in field if isinstance(c, EngineContender)}
-            self.folder.write_costs(self._measure(models.target, engines))
+            self.folder.write_costs(self._measure(models.target, self._drafting(models, field)))
+
+    def _drafting(self, models: Models, field: Sequence[Contender]) -> dict[str, Engine]:
+        """Engines whose drafts cost what each contender's do; a peer's draft model is the shared one."""
+        engines = {c.name: c.engine for c in field if isinstance(c, EngineContender)}
+        for contender in field:
+            if contender.name not in engines and self._drafts_with_model(contender):
+                engines[contender.name] = models.engine(parse_method("speculative"))
+        return engines
+
+    def _drafts_with_model(self, contender: Contender) -> bool:
+        spec = self.plan.contestants.get(contender.name)
+        return spec is not None and spec.needs_draft_model
 
     def _warm_up(self, models: Models, field: Sequence[Contender]) -> None:
         prompt_ids = _encode(self.plan.questions[0].questions[0], (), models)
