@@ -33,6 +33,9 @@ METRICS = (
 )
 """The metrics of `Statistics` that are reported by their own name."""
 
+STAGES = ("draft", "target", "verify")
+"""The stages of a round; what is left of its time is `other`."""
+
 FinishReason = Literal["stop", "length"]
 
 
@@ -96,8 +99,8 @@ class Statistics:
     ttft_s: float
     """From the request to its first token, prefill included; summed over requests when pooled."""
     requests: int = 1
-    staged: bool = True
-    """Whether the rounds tell their time by stage. Not every peer of a benchmark lets that be seen."""
+    stages: tuple[str, ...] = STAGES
+    """The stages whose time the rounds tell. Peers in a benchmark do not let all of them be seen."""
 
     @classmethod
     def pool(cls, many: Iterable[Statistics]) -> Statistics:
@@ -111,7 +114,7 @@ class Statistics:
             prefill_s=sum(s.prefill_s for s in parts),
             ttft_s=sum(s.ttft_s for s in parts),
             requests=sum(s.requests for s in parts),
-            staged=all(s.staged for s in parts),
+            stages=tuple(name for name in STAGES if all(name in s.stages for s in parts)),
         )
 
     # --- counts ---------------------------------------------------------------------------------
@@ -214,17 +217,22 @@ class Statistics:
         return _ratio(self.completion_tokens, len(self.rounds))
 
     def ms_per_round(self) -> dict[str, float | None]:
-        """Where a round's time goes: draft, target, verify and the rest, in milliseconds."""
-        if not self.staged:
-            return dict.fromkeys(("draft_ms", "target_ms", "verify_ms", "other_ms"))
+        """Where a round's time goes: draft, target, verify and the rest, in milliseconds.
+
+        A stage that cannot be seen is None, and its time is part of the rest.
+        """
         count = max(len(self.rounds), 1)
         parts = {
-            "draft_ms": sum(r.draft_s for r in self.rounds),
-            "target_ms": sum(r.target_s for r in self.rounds),
-            "verify_ms": sum(r.verify_s for r in self.rounds),
+            "draft": sum(r.draft_s for r in self.rounds),
+            "target": sum(r.target_s for r in self.rounds),
+            "verify": sum(r.verify_s for r in self.rounds),
         }
-        parts["other_ms"] = self.decode_s - sum(parts.values())
-        return {name: 1000 * seconds / count for name, seconds in parts.items()}
+        seen = {name: seconds for name, seconds in parts.items() if name in self.stages}
+        rest = self.decode_s - sum(seen.values())
+        times: dict[str, float | None] = {
+            f"{name}_ms": 1000 * seen[name] / count if name in seen else None for name in STAGES
+        }
+        return {**times, "other_ms": 1000 * rest / count if seen else None}
 
     def as_dict(self) -> dict[str, Any]:
         """Every metric by its name, ready for JSON."""

@@ -44,8 +44,8 @@ class DraftTree:
         proposals: [N] how each node was proposed; the root's entry is never read.
         laws: node -> q, float64 [V]: the law its sampled children were drawn from, after
             temperature and filters. Only nodes with sampled children have one.
-        draft_rows: [L] rows of each model pass that the drafter made for it, in order; empty for drafters
-            without a model.
+        draft_rows: [L] rows of the model pass that the drafter made for each level, in order; the first
+            one's include the text it had to catch up with. Empty for drafters without a model.
 
     Siblings stand in the order in which they were drawn.
     """

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from foredraft.bench.folder import Run
-from foredraft.bench.records import Answer, AnswerRecord, PromptRecord, digest, keep
+from foredraft.bench.records import Answer, AnswerRecord, PromptRecord, digest, record_of
 from foredraft.costs import CostTable, DraftCosts, PassCosts
-from foredraft.results import RoundRecord, Statistics
+from foredraft.results import STAGES, RoundRecord, Statistics
 
 PASS_S = 0.02
 TOKENS = 60
@@ -168,7 +168,7 @@ def _repeated(method: str, factors: Any) -> AnswerRecord:
     rounds = (
         round_of(emitted=TOKENS, seconds=TOKENS * PASS_S * factor) for factor in factors.tolist()
     )
-    return keep(method, 0, "yes", [Answer((), statistics(r)) for r in rounds])
+    return record_of(method, 0, (1,), "yes", [Answer((), statistics(r)) for r in rounds])
 
 
 # --- a whole benchmark, as one may look --------------------------------------------------------------
@@ -270,5 +270,5 @@ def _contender(method: str, easier: float, turn: int, rng: np.random.Generator) 
         turn=turn,
         identical=identical,
         repeats_s=(seconds, seconds * 1.03),
-        staged=method != "llama.cpp",
+        stages=() if method == "llama.cpp" else STAGES,
     )

@@ -69,7 +69,7 @@ def test_a_lookup_without_an_entry_drafts_for_nothing() -> None:
 
 
 def test_what_the_table_cannot_price_has_no_price() -> None:
-    unseen = statistics(round_of(), staged=False)
+    unseen = statistics(round_of(), stages=())
     assert modelled_s(unseen, COSTS, "llama.cpp") is None
     assert oracle_tokens_per_s(unseen, COSTS, "llama.cpp") is None
     assert modelled_s(CASE_93, COSTS, "hf-assisted") is None, "its draft model is in no entry"

@@ -105,7 +105,7 @@ class TestAnswers:
         stats = peer.answer(PROMPT, FREE).stats
         assert [r.context for r in stats.rounds] == list(range(6, 14))
         assert {(r.widths, r.num_emitted, r.cut) for r in stats.rounds} == {((1,), 1, False)}
-        assert not stats.staged
+        assert stats.stages == ()
         assert 0 < stats.prefill_s == stats.ttft_s
 
     def test_no_prompt_is_used_again(

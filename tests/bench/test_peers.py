@@ -15,6 +15,7 @@ from foredraft.backends.hf import HFTarget
 from foredraft.bench.peers import PEERS, Shared, common, parse_peer
 from foredraft.bench.peers.rounds import Emission, PassLog, answer_of
 from foredraft.errors import ConfigError, ModelError
+from foredraft.results import STAGES
 from tests.tiny_models import tiny_llama
 
 
@@ -150,7 +151,7 @@ class TestRounds:
             Emission(3, 11.0, num_drafted=4, num_accepted=2, target_s=0.5, draft_rows=(2, 1)),
             Emission(1, 11.5, num_drafted=1, num_accepted=1, cut=True),
         ]
-        answer = answer_of(range(6), emissions, num_prompt=5, started=9.0, staged=True)
+        answer = answer_of(range(6), emissions, num_prompt=5, started=9.0, stages=STAGES)
         stats = answer.stats
         assert answer.token_ids == (0, 1, 2, 3, 4, 5)
         assert (stats.prefill_s, stats.ttft_s, stats.prompt_tokens) == (1.0, 1.0, 5)
@@ -166,7 +167,7 @@ class TestRounds:
         token_ids = random.Random(sum(sizes)).choices(range(3), k=sum(sizes))
         emissions = [Emission(size, float(i)) for i, size in enumerate(sizes)]
         stats = answer_of(
-            token_ids, emissions, num_prompt=num_prompt, started=-1.0, staged=False
+            token_ids, emissions, num_prompt=num_prompt, started=-1.0, stages=()
         ).stats
         assert sizes[0] + stats.completion_tokens == len(token_ids)
         assert len(stats.in_loop) == len(stats.rounds) == len(sizes) - 1
@@ -176,7 +177,7 @@ class TestRounds:
 
     def test_an_emission_too_many_is_caught(self) -> None:
         with pytest.raises(AssertionError, match="every token belongs"):
-            answer_of([1, 2], [Emission(1, 0.0)], num_prompt=1, started=0.0, staged=True)
+            answer_of([1, 2], [Emission(1, 0.0)], num_prompt=1, started=0.0, stages=STAGES)
 
 
 class TestPassLog:

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foredraft.bench.folder import PLAN, RECORDS, RunFolder, write_json
-from foredraft.bench.records import Answer, PromptRecord, digest, keep
+from foredraft.bench.records import Answer, PromptRecord, digest, record_of
 from foredraft.errors import ConfigError
-from foredraft.results import RoundRecord, Statistics
+from foredraft.results import STAGES, RoundRecord, Statistics
 
 SECONDS = st.integers(0, 10**8).map(lambda n: n / 10**7)
 """As exact as they are stored: to 0.1 microseconds."""
@@ -48,7 +48,7 @@ def answers(draw: st.DrawFn) -> Answer:
         loop_tokens=draw(st.integers(0, 50)),
         prefill_s=draw(SECONDS),
         ttft_s=draw(SECONDS),
-        staged=draw(st.booleans()),
+        stages=draw(st.sampled_from(((), ("target",), STAGES))),
     )
     return Answer(tuple(draw(st.lists(st.integers(0, 99), max_size=6))), stats)
 
@@ -57,7 +57,9 @@ def answers(draw: st.DrawFn) -> Answer:
 def records(draw: st.DrawFn) -> PromptRecord:
     text = st.text(max_size=6)
     kept = [
-        keep(draw(text), turn, draw(st.sampled_from(("yes", "tie at token 3"))), repeats)
+        record_of(
+            draw(text), turn, (1, 2), draw(st.sampled_from(("yes", "tie at token 3"))), repeats
+        )
         for turn, repeats in enumerate(
             draw(st.lists(st.lists(answers(), min_size=1, max_size=3), max_size=3))
         )
@@ -87,7 +89,7 @@ def test_a_record_comes_back_from_json_as_it_was(record: PromptRecord) -> None:
 def test_the_median_repeat_stands_for_the_prompt(
     decode_s: tuple[float, ...], median: float
 ) -> None:
-    kept = keep("ngram", 0, "yes", [timed(s) for s in decode_s])
+    kept = record_of("ngram", 0, (1, 2), "yes", [timed(s) for s in decode_s])
     assert kept.stats.decode_s == median
     assert kept.decode_s == decode_s
 
@@ -105,7 +107,9 @@ def folder_with(path: Path, *names: str) -> RunFolder:
     folder = RunFolder(path)
     folder.write_plan({"methods": ["ngram"], "suites": ["s"]})
     for name in names:
-        folder.append(PromptRecord("s", name, "c", (keep("ngram", 0, "yes", [timed(1.0)]),)))
+        folder.append(
+            PromptRecord("s", name, "c", (record_of("ngram", 0, (1, 2), "yes", [timed(1.0)]),))
+        )
     return folder
 
 

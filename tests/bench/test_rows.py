@@ -136,7 +136,7 @@ def test_the_worst_answer_stands(judged: list[str], worst: str) -> None:
 
 
 def test_peers_that_tell_no_stage_have_none_and_no_price() -> None:
-    record = prompt_of(answer_of("llama.cpp", round_of(), staged=False))
+    record = prompt_of(answer_of("llama.cpp", round_of(), stages=()))
     row = row_of(make_rows(run_of(record, costs=COSTS)), "llama.cpp")
     assert row["tokens_per_s"] is not None
     assert {row[name] for name in ("draft_ms", "target_ms", "modelled_tokens_per_s")} == {None}

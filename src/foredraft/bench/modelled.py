@@ -73,7 +73,7 @@ def read_costs(text: str, methods: Sequence[str]) -> CostTable:
 
 def _can_price(stats: Statistics, costs: CostTable, method: str) -> bool:
     drafts_with_model = any(r.draft_rows for r in stats.rounds)
-    return stats.staged and (method in costs.drafts or not drafts_with_model)
+    return "target" in stats.stages and (method in costs.drafts or not drafts_with_model)
 
 
 def _as_deep_as_accepted(record: RoundRecord) -> RoundRecord:

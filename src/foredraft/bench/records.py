@@ -37,6 +37,8 @@ class AnswerRecord:
     method: str
     turn: int
     """0 for the first turn of the conversation."""
+    prompt: str
+    """A hash of the prompt's token ids: answers are compared across runs where it is the same."""
     identical: str
     """`yes`, `tie at token k`, `bug at token k` or `n/a`, against plain decoding."""
     digest: str
@@ -82,13 +84,16 @@ class PromptRecord:
         return cls(document["suite"], document["id"], document["category"], answers)
 
 
-def keep(method: str, turn: int, identical: str, repeats: Sequence[Answer]) -> AnswerRecord:
-    """The record of a turn's repeated answers."""
+def record_of(
+    method: str, turn: int, prompt_ids: Sequence[int], identical: str, repeats: Sequence[Answer]
+) -> AnswerRecord:
+    """What is kept of a turn's repeated answers."""
     by_time = sorted(repeats, key=lambda answer: answer.stats.decode_s)
     median = by_time[(len(by_time) - 1) // 2]
     return AnswerRecord(
         method=method,
         turn=turn,
+        prompt=digest(prompt_ids),
         identical=identical,
         digest=digest(median.token_ids),
         num_tokens=len(median.token_ids),
@@ -106,6 +111,7 @@ def _answer_as_dict(answer: AnswerRecord) -> dict[str, Any]:
     return {
         "method": answer.method,
         "turn": answer.turn,
+        "prompt": answer.prompt,
         "identical": answer.identical,
         "digest": answer.digest,
         "num_tokens": answer.num_tokens,
@@ -118,6 +124,7 @@ def _answer(entry: dict[str, Any]) -> AnswerRecord:
     return AnswerRecord(
         method=entry["method"],
         turn=entry["turn"],
+        prompt=entry["prompt"],
         identical=entry["identical"],
         digest=entry["digest"],
         num_tokens=entry["num_tokens"],
@@ -132,7 +139,7 @@ def _statistics_as_dict(stats: Statistics) -> dict[str, Any]:
         "loop_tokens": stats.loop_tokens,
         "prefill_s": round(stats.prefill_s, TIME_DIGITS),
         "ttft_s": round(stats.ttft_s, TIME_DIGITS),
-        "staged": stats.staged,
+        "stages": list(stats.stages),
         "in_loop": "".join(str(int(flag)) for flag in stats.in_loop),
         "rounds": [_round_as_list(r) for r in stats.rounds],
     }
@@ -146,7 +153,7 @@ def _statistics(entry: dict[str, Any]) -> Statistics:
         loop_tokens=entry["loop_tokens"],
         prefill_s=entry["prefill_s"],
         ttft_s=entry["ttft_s"],
-        staged=entry["staged"],
+        stages=tuple(entry["stages"]),
     )
 
 

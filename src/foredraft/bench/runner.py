@@ -14,7 +14,7 @@ from foredraft.bench.folder import RunFolder
 from foredraft.bench.judge import Judge
 from foredraft.bench.plan import PLAIN, BenchPlan
 from foredraft.bench.provenance import provenance
-from foredraft.bench.records import Answer, AnswerRecord, PromptRecord, keep
+from foredraft.bench.records import Answer, AnswerRecord, PromptRecord, record_of
 from foredraft.bench.suites import Question
 from foredraft.config import GenerationOptions
 from foredraft.costs import CostTable
@@ -178,7 +178,9 @@ class BenchRun:
                 plain_ids = answers[PLAIN][0].token_ids
                 judge = Judge(plain, prompt_ids, plain_ids, options)
                 kept += [
-                    keep(c.name, turn, judge.judge(c, answers[c.name]), answers[c.name])
+                    record_of(
+                        c.name, turn, prompt_ids, judge.judge(c, answers[c.name]), answers[c.name]
+                    )
                     for c in field
                 ]
                 texts.append(plain.decode(plain_ids))

@@ -58,9 +58,9 @@ def run(
     ),
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or auto.")] = None,
     device: Annotated[str | None, typer.Option(help="Such as cpu or cuda:0.")] = None,
-    repeats: Annotated[
-        int, typer.Option(help="Answers of each method to each prompt.")
-    ] = _default("repeats"),
+    repeats: Annotated[int, typer.Option(help="Answers of each method to each prompt.")] = _default(
+        "repeats"
+    ),
 ) -> None:
     """Answer every prompt with every method in turn, and report speeds with their intervals.
 

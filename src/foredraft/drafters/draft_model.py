@@ -98,12 +98,11 @@ class DraftModelState:
 
     def _score_root(self, builder: TreeBuilder, text: Sequence[int]) -> Tensor:
         gap = self._known(text[self._state.length :])
+        builder.count_pass(len(gap))
         if len(gap) > CATCH_UP_ROWS:
             self._state.prefill(gap[:-1])
-            builder.count_pass(len(gap) - 1)
             gap = gap[-1:]
         logits = self._state.score(gap, range(NO_PARENT, len(gap) - 1))
-        builder.count_pass(len(gap))
         self._num_caught_up = len(gap)
         self._rows = {0: len(gap) - 1}
         return logits[-1:]

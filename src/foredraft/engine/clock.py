@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 
@@ -26,6 +26,11 @@ class StageClock:
         yield
         self._synchronize()
         self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - begin
+
+    @property
+    def spent(self) -> Mapping[str, float]:
+        """Seconds by stage since the last lap."""
+        return self._seconds
 
     def lap(self) -> dict[str, float]:
         """Seconds by stage, and `total`, since the last lap; starts the next one."""

@@ -129,20 +129,27 @@ class Session:
             self._drafting.drafter.commit(path)
 
     def _record(self, tree: DraftTree, verdict: Verdict, taken: Taken) -> None:
-        seconds = self.clock.lap()
-        record = RoundRecord(
-            context=len(self.token_ids) - taken.num_kept - 1,
-            widths=tree.widths,
-            draft_rows=tree.draft_rows,
-            num_accepted=verdict.num_accepted,
-            num_emitted=taken.num_kept,
-            cut=taken.num_kept < len(verdict.token_ids),
-            draft_s=seconds.get("draft", 0.0),
-            target_s=seconds["target"],
-            verify_s=seconds["verify"],
-            total_s=seconds["total"],
-        )
-        self.rounds.append(record)
-        if self._drafting is not None and not record.cut:
-            outcome = RoundOutcome(tree, verdict.num_accepted, record.draft_s, record.target_s)
+        """Let the policy learn from the round, then count it: what a policy does there is part of its time."""
+        cut = taken.num_kept < len(verdict.token_ids)
+        widths = tree.widths
+        if self._drafting is not None and not cut:
+            spent = self.clock.spent
+            outcome = RoundOutcome(
+                tree, verdict.num_accepted, spent.get("draft", 0.0), spent["target"]
+            )
             self._drafting.policy.observe(outcome)
+        seconds = self.clock.lap()
+        self.rounds.append(
+            RoundRecord(
+                context=len(self.token_ids) - taken.num_kept - 1,
+                widths=widths,
+                draft_rows=tree.draft_rows,
+                num_accepted=verdict.num_accepted,
+                num_emitted=taken.num_kept,
+                cut=cut,
+                draft_s=seconds.get("draft", 0.0),
+                target_s=seconds["target"],
+                verify_s=seconds["verify"],
+                total_s=seconds["total"],
+            )
+        )

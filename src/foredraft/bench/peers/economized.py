@@ -131,7 +131,7 @@ class EconomizeContender:
             emissions_of(events, target.passes, draft, len(token_ids)),
             num_prompt=len(prompt_ids),
             started=started,
-            staged=True,
+            stages=("draft", "target"),
         )
 
     def close(self) -> None:

@@ -177,7 +177,7 @@ class HFContender:
             emissions_of(target.passes, draft, stream),
             num_prompt=len(prompt_ids),
             started=started,
-            staged=True,
+            stages=("draft", "target"),
         )
 
     def close(self) -> None:

@@ -142,7 +142,7 @@ class LlamaCppContender:
             if token_id in ends or len(token_ids) == room:
                 break
         return answer_of(
-            token_ids, emissions, num_prompt=len(prompt_ids), started=started, staged=False
+            token_ids, emissions, num_prompt=len(prompt_ids), started=started, stages=()
         )
 
     def close(self) -> None:

@@ -125,7 +125,7 @@ def answer_of(
     *,
     num_prompt: int,
     started: float,
-    staged: bool,
+    stages: tuple[str, ...],
 ) -> Answer:
     """The answer that these emissions spell, with its statistics.
 
@@ -134,7 +134,7 @@ def answer_of(
         emissions: what each target pass gave, the prefill first.
         num_prompt: tokens of the prompt.
         started: when the request was made.
-        staged: whether the emissions tell the time of each stage.
+        stages: those whose time the emissions tell.
     """
     ends = list(accumulate(e.num_tokens for e in emissions))
     assert ends[-1] == len(token_ids), "every token belongs to one pass"
@@ -147,6 +147,6 @@ def answer_of(
         loop_tokens=sum(loops[ends[0] :]),
         prefill_s=prefill_s,
         ttft_s=prefill_s,
-        staged=staged,
+        stages=stages,
     )
     return Answer(tuple(token_ids), stats)
