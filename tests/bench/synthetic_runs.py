@@ -83,7 +83,9 @@ def answer_of(
     stats = statistics(*rounds, **changes)
     count = stats.completion_tokens
     seconds = tuple(repeats_s) or (stats.decode_s,)
-    return AnswerRecord(method, turn, identical, digest(range(count)), count, seconds, stats)
+    return AnswerRecord(
+            method, turn, digest(()), identical, digest(range(count)), count, seconds, stats
+        )
 
 
 def prompt_of(

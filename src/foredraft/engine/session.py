@@ -129,7 +129,7 @@ class Session:
             self._drafting.drafter.commit(path)
 
     def _record(self, tree: DraftTree, verdict: Verdict, taken: Taken) -> None:
-        """Let the policy learn from the round, then count it: what a policy does there is part of its time."""
+        """Let the policy learn from the round, then count it: learning is part of the round's time."""
         cut = taken.num_kept < len(verdict.token_ids)
         widths = tree.widths
         if self._drafting is not None and not cut:
