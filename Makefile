@@ -3,6 +3,7 @@
 # The environment is .venv in this folder; versions are pinned in constraints.txt alone.
 #
 #   PYTHON=python3.12     the interpreter .venv is made with (3.11 or newer)
+#   ARGS=...              what `make bench` passes to `foredraft bench run`
 #   TORCH_INDEX=URL       one more package index to take PyTorch from. On Linux the ordinary index
 #                         serves the CUDA build, which is a download of several gigabytes; the URL
 #                         of PyTorch's index of CPU builds gives a small one. A build that pip
@@ -12,6 +13,7 @@ SHELL := bash
 PYTHON ?= python3
 TORCH_INDEX ?=
 WORKERS ?= 2
+ARGS ?= --out bench-results
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
@@ -57,7 +59,7 @@ check: setup ## Format, lint, strict types, import direction
 	$(BIN)/mypy
 	$(BIN)/pytest -q tests/test_architecture.py
 
-bench: setup ## Run the benchmark: make bench ARGS='--methods ngram,hf --out DIR'
+bench: model ## Run the benchmark; ARGS='--methods ngram,hf --out DIR' asks for another one
 	$(BIN)/foredraft bench run $(ARGS)
 
 clean: ## Remove .venv and what the tools left here; the model cache stays

@@ -12,13 +12,13 @@ import pytest
 
 from foredraft.bench.contenders import Contender, EngineContender
 from foredraft.bench.field import enter_field
-from foredraft.bench.folder import RECORDS, RunFolder
+from foredraft.bench.folder import PLAN, RECORDS, RunFolder
 from foredraft.bench.plan import PLAIN, BenchPlan, split_methods
 from foredraft.bench.records import Answer, PromptRecord
 from foredraft.bench.runner import BenchRun, Enter
 from foredraft.config import GenerationOptions
 from foredraft.costs import CostTable
-from foredraft.errors import ConfigError, PromptError
+from foredraft.errors import CacheError, ConfigError, PromptError
 from foredraft.results import Statistics
 from tests.tiny_folders import save_folder
 
@@ -130,14 +130,18 @@ def test_every_method_answers_every_turn(
     assert all(a.num_tokens == 12 for r in records for a in r.answers)
 
 
-def test_turns_are_interleaved_and_who_begins_moves_on(
+def test_all_answer_before_any_answers_again_and_the_order_changes(
     make_plan: Callable[..., BenchPlan], tmp_path: Path
 ) -> None:
     field = Field()
-    run_all(make_plan(repeats=3), tmp_path / "out", field)
-    order = "".join(name for name, *_ in field.calls[2:])  # after the warm-up
-    # Plain decoding (not noted here) takes the third place of the circle: P A B, A B P, B P A, ..
-    assert order == "ABABBA" + "ABBAAB" + "BAABAB" + "BAABAB"
+    run_all(make_plan(repeats=8), tmp_path / "out", field)
+    order = [name for name, *_ in field.calls[2:]]  # after the warm-up
+    blocks = [order[i : i + 2] for i in range(0, len(order), 2)]
+    assert len(blocks) == 4 * 8
+    assert {tuple(block) for block in blocks} == {("A", "B"), ("B", "A")}
+    again = Field()
+    run_all(make_plan(repeats=8), tmp_path / "again", again)
+    assert [name for name, *_ in again.calls] == [name for name, *_ in field.calls]
     assert [spy.closed for spy in field.spies] == [True, True]
 
 
@@ -297,6 +301,85 @@ def test_a_prompt_that_cannot_be_answered_is_left_out_for_all(
     assert [len(r.answers) for r in records] == [3, 3, 3]
     (note,) = RunFolder(out).read().plan["notes"]
     assert note == "three/b was left out from turn 2 on: it is too long"
+
+
+def test_a_failure_of_our_own_ends_the_run_and_keeps_what_is_finished(
+    make_plan: Callable[..., BenchPlan], tmp_path: Path
+) -> None:
+    class Broken(EngineContender):
+        calls = 0
+
+        def answer(self, prompt_ids: Sequence[int], options: GenerationOptions) -> Answer:
+            self.calls += 1
+            if self.calls == 3:  # the warm-up, the first question, the second
+                raise CacheError("a row is missing")
+            return super().answer(prompt_ids, options)
+
+    def enter(*arguments: Any) -> list[Contender]:
+        plain = Field()(*arguments)[0]
+        assert isinstance(plain, EngineContender)
+        return [plain, Broken("ngram", plain.engine)]
+
+    with pytest.raises(CacheError):
+        run_all(make_plan(), tmp_path / "out", enter)
+    assert [r.id for r in RunFolder(tmp_path / "out").records()] == ["a"]
+
+
+def test_a_peer_that_fails_in_its_warm_up_is_dropped(
+    make_plan: Callable[..., BenchPlan], tmp_path: Path
+) -> None:
+    def breaks(answer: Answer) -> Answer:
+        raise TypeError("unexpected keyword")
+
+    records = run_all(make_plan(), tmp_path / "out", Field(A=breaks))
+    assert {a.method for r in records for a in r.answers} == {PLAIN, "B"}
+
+
+@pytest.mark.parametrize("name", ["cpu", "threads", "dtype", "device"])
+def test_a_run_does_not_go_on_on_another_machine(
+    make_plan: Callable[..., BenchPlan], tmp_path: Path, name: str
+) -> None:
+    out = tmp_path / "out"
+    list(islice(start(make_plan(), out), 1))
+    plan = json.loads((out / PLAN).read_text())
+    plan["provenance"][name] = "another"
+    (out / PLAN).write_text(json.dumps(plan))
+    with pytest.raises(ConfigError, match=f"begun with {name} another"):
+        run_all(make_plan(), out)
+
+
+def test_a_folder_in_use_is_left_alone(make_plan: Callable[..., BenchPlan], tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "out")
+    with folder.in_use(), pytest.raises(ConfigError, match="in use by another benchmark"):
+        run_all(make_plan(), folder.path)
+    assert len(run_all(make_plan(), folder.path)) == 3
+
+
+def test_records_without_a_plan_are_not_added_to(
+    make_plan: Callable[..., BenchPlan], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    run_all(make_plan(), out)
+    (out / PLAN).unlink()
+    with pytest.raises(ConfigError, match=r"plan\.json is missing"):
+        start(make_plan(), out)
+
+
+def test_the_seed_of_a_question_does_not_depend_on_other_suites(
+    make_plan: Callable[..., BenchPlan], tmp_path: Path
+) -> None:
+    other = tmp_path / "other.jsonl"
+    other.write_text(json.dumps({"id": "x", "prompt": "the mat"}))
+    alone, beside = Field(), Field()
+    plan = make_plan(temperature=1.0)
+    run_all(plan, tmp_path / "alone", alone)
+    both = make_plan(temperature=1.0, suites=f"{other},{plan.suites}")
+    run_all(both, tmp_path / "beside", beside)
+
+    def seeds(field: Field) -> set[Any]:
+        return {(ids, options.seed) for name, ids, options in field.calls[2:]}
+
+    assert seeds(alone) < seeds(beside)
 
 
 # --- plans ------------------------------------------------------------------------------------------

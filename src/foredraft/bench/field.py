@@ -55,6 +55,8 @@ def _enter(
         contender = spec.build(shared)
     except ModelError as error:
         raise _SkipError(str(error)) from None
+    except Exception as error:  # another version of it, say: the others go on
+        raise _SkipError(f"{type(error).__name__}: {error}") from error
     reason = contender.refuse(options)
     if reason is not None:
         contender.close()

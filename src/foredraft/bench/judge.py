@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import takewhile
 
 from foredraft.bench.contenders import Contender, EngineContender
 from foredraft.bench.records import Answer
 from foredraft.config import GenerationOptions
-from foredraft.engine.agreement import Agreement, compare_ids
+from foredraft.engine.agreement import Agreement, compare_ids, first_difference
 from foredraft.engine.engine import Engine
 
 RANK = {"n/a": 0, "yes": 1, "tie": 2, "bug": 3}
@@ -52,11 +51,10 @@ class Judge:
         return isinstance(contender, EngineContender) and contender.engine.keeps_seeds
 
     def _compare(self, token_ids: tuple[int, ...]) -> Agreement:
-        pairs = zip(self._plain_ids, token_ids, strict=False)
-        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        until = slice(same + 1)  # what follows the first difference does not matter
-        if token_ids[until] not in self._known:
-            self._known[token_ids[until]] = compare_ids(
+        until = first_difference(self._plain_ids, token_ids) + 1  # what follows does not matter
+        key = token_ids[:until]
+        if key not in self._known:
+            self._known[key] = compare_ids(
                 self._engine, self._prompt_ids, self._plain_ids, token_ids, self._options
             )
-        return self._known[token_ids[until]]
+        return self._known[key]

@@ -31,7 +31,8 @@ class BenchPlan:
         drafter: the draft model of every method that needs one; None where none does.
         limit: questions of each suite at most, spread evenly over its categories; None takes all.
         repeats: how often each prompt is answered by each method.
-        max_new_tokens, temperature, top_p, top_k, seed: the request; when sampling, question i has seed + i.
+        max_new_tokens, temperature, top_p, top_k, seed: the request; when sampling, question i of a suite
+            has seed + i.
         dtype, device: as in `foredraft.load`.
 
     Raises:

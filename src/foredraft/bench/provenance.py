@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import platform
+import shlex
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -13,17 +15,30 @@ from typing import Any
 import torch
 
 import foredraft
+from foredraft.errors import ConfigError
 
-PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "llama-cpp-python", "economize")
+SAME = ("cpu", "threads", "device", "dtype", "python")
+SAME_PACKAGES = ("torch", "transformers")
+"""What must not change in the middle of a run."""
+PACKAGES = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "numpy",
+    "scipy",
+    "llama-cpp-python",
+    "economize",
+)
 
 
 def provenance(device: torch.device | None = None) -> dict[str, Any]:
     """The command, time, revision, versions and hardware of this process.
 
-    The command names files as they were given; no other path of this machine is told.
+    Args:
+        device: where models run; None is the CPU.
     """
     return {
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": command(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "revision": revision(),
         "foredraft": foredraft.__version__,
@@ -31,15 +46,45 @@ def provenance(device: torch.device | None = None) -> dict[str, Any]:
         "packages": {name: found for name in PACKAGES if (found := _version(name))},
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": cpu_name(),
+        "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "device": device_name(device),
     }
+
+
+def check_same_machine(begun: dict[str, Any], now: dict[str, Any], folder: str) -> None:
+    """Raise `ConfigError` if a run that was begun would go on with other hardware or libraries."""
+    packages = {name: begun["packages"].get(name) for name in SAME_PACKAGES}
+    before = {**{name: begun.get(name) for name in SAME}, **packages}
+    after = {
+        **{name: now.get(name) for name in SAME},
+        **{name: now["packages"].get(name) for name in SAME_PACKAGES},
+    }
+    for name, value in before.items():
+        if after[name] != value:
+            raise ConfigError(
+                f"{folder} holds a run begun with {name} {value}, and this is {name} {after[name]}; times "
+                "of the two cannot be mixed: give another --out"
+            )
+
+
+def command() -> str:
+    """What was typed, with files as they were given; the program's own place is left out."""
+    program = Path(sys.argv[0])
+    if program.suffix != ".py":
+        return shlex.join([program.name, *sys.argv[1:]])
+    script = Path(*program.resolve().parts[-3:])  # benchmarks/NAME/run.py
+    return shlex.join(["python", str(script), *sys.argv[1:]])
 
 
 def revision() -> str | None:
     """The git commit of this package's source, with + when files differ from it; None outside a checkout."""
     here = Path(__file__).parent
     try:
+        if not Path(_git(here, "rev-parse", "--show-toplevel"), "src", "foredraft").samefile(
+            here.parent
+        ):
+            return None  # installed inside a checkout of something else
         head = _git(here, "rev-parse", "--short=12", "HEAD")
         dirty = _git(here, "status", "--porcelain", "--untracked-files=no", "--", str(here.parent))
     except (OSError, subprocess.CalledProcessError):

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import gc
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
 
 from foredraft.bench.contenders import Contender, EngineContender
 from foredraft.bench.field import enter_field
 from foredraft.bench.folder import RunFolder
 from foredraft.bench.judge import Judge
 from foredraft.bench.plan import PLAIN, BenchPlan
-from foredraft.bench.provenance import provenance
+from foredraft.bench.provenance import check_same_machine, provenance
 from foredraft.bench.records import Answer, AnswerRecord, PromptRecord, record_of
 from foredraft.bench.suites import Question
 from foredraft.config import GenerationOptions
 from foredraft.costs import CostTable
 from foredraft.engine.calibration import calibrate
+from foredraft.engine.cost_files import dtype_of
 from foredraft.engine.engine import Engine
 from foredraft.engine.load import Models, load_models
 from foredraft.engine.prompts import encode_prompt
-from foredraft.errors import ForedraftError
+from foredraft.errors import PromptError
 from foredraft.methods import parse_method
 from foredraft.protocols import Target
 
@@ -52,8 +53,9 @@ class BenchRun:
         enter, measure: make the contenders and the cost table; the seams for tests.
 
     Raises:
-        ConfigError: the folder holds another run.
+        ConfigError: the folder holds another run, one of another machine, or is in use.
         ModelError: the model cannot be loaded.
+        CacheError, NumericsError: a method of this project failed; what is finished is kept.
     """
 
     def __init__(
@@ -65,13 +67,13 @@ class BenchRun:
         measure: Measure = calibrate,
     ) -> None:
         self.plan, self.folder = plan, folder
-        self._enter, self._measure = enter, measure
         self._report = report
+        self._enter, self._measure = enter, measure
         begun = folder.read_plan()
         if begun is not None:
             plan.check_same(begun, str(folder.path))
         self._begun = begun
-        self._finished = {record.key for record in folder.records()} if begun else set()
+        self._finished = {record.key for record in folder.records()}
         self._notes: list[str] = list(begun["notes"]) if begun else []
 
     @property
@@ -87,14 +89,15 @@ class BenchRun:
     def __iter__(self) -> Iterator[Progress]:
         if self.done == self.total:
             return
-        models = load_models(
-            self.plan.model,
-            self.plan.drafter,
-            dtype=self.plan.dtype,
-            device=self.plan.device,
-            report=self._report,
-        )
         with ExitStack() as stack:
+            stack.enter_context(self.folder.in_use())
+            models = load_models(
+                self.plan.model,
+                self.plan.drafter,
+                dtype=self.plan.dtype,
+                device=self.plan.device,
+                report=self._report,
+            )
             field = self._enter(self.plan, models, self._note, self._report)
             for contender in field:
                 stack.callback(contender.close)
@@ -102,20 +105,23 @@ class BenchRun:
             self._warm_up(models, field)
             yield from self._answer_all(models, field)
 
+    # --- before the first prompt ------------------------------------------------------------------
+
     def _begin(self, models: Models, field: Sequence[Contender]) -> None:
         """Keep the plan, and measure what passes cost if that was not done yet."""
-        now = provenance(models.target.device)
-        self.folder.write_plan(
-            {
-                **self.plan.as_dict(),
-                "loaded_dtype": _dtype(models.target),
-                "comparable": {contender.name: contender.comparable for contender in field},
-                "notes": self._notes,
-                "provenance": self._begun["provenance"] if self._begun else now,
-                "resumed": [*self._begun["resumed"], now] if self._begun else [],
-            }
-        )
-        self._begun = self.folder.read_plan()
+        now = {**provenance(models.target.device), "dtype": dtype_of(models.target)}
+        begun = self._begun
+        if begun:
+            check_same_machine(begun["provenance"], now, str(self.folder.path))
+        comparable = {contender.name: contender.comparable for contender in field}
+        self._begun = {
+            **self.plan.as_dict(),
+            "comparable": {**(begun["comparable"] if begun else {}), **comparable},
+            "notes": self._notes,
+            "provenance": begun["provenance"] if begun else {**now, "seed": self.plan.seed},
+            "resumed": [*begun["resumed"], now] if begun else [],
+        }
+        self.folder.write_plan(self._begun)
         if not self.folder.has_costs:
             self._report("measuring what passes cost")
             self.folder.write_costs(self._measure(models.target, self._drafting(models, field)))
@@ -132,89 +138,101 @@ class BenchRun:
         spec = self.plan.contestants.get(contender.name)
         return spec is not None and spec.needs_draft_model
 
-    def _warm_up(self, models: Models, field: Sequence[Contender]) -> None:
-        prompt_ids = _encode(self.plan.questions[0].questions[0], (), models)
+    def _warm_up(self, models: Models, field: list[Contender]) -> None:
+        """A brief answer of each; what a contender cannot answer here is dealt with where it counts."""
         brief = self.plan.options.replace(
             max_new_tokens=min(WARM_UP_TOKENS, self.plan.max_new_tokens)
         )
-        for contender in field:
+        prompt_ids = _encode(self.plan.questions[0].questions[0], (), models)
+        for contender in list(field):
             self._report(f"warming up {contender.name}")
-            contender.answer(prompt_ids, brief)
+            try:
+                self._answer(contender, prompt_ids, brief, field)
+            except PromptError:
+                continue
+
+    # --- the prompts --------------------------------------------------------------------------------
 
     def _answer_all(self, models: Models, field: list[Contender]) -> Iterator[Progress]:
         plain = Engine(models.target, tokenizer=models.tokenizer)
-        for number, (suite, question) in enumerate(self._questions()):
-            if (suite, question.id) in self._finished:
-                continue
-            gc.collect()
-            answers = self._converse(suite, question, number, models, plain, field)
-            record = PromptRecord(suite, question.id, question.category, tuple(answers))
-            self.folder.append(record)
-            self._finished.add(record.key)
-            yield Progress(self.done, self.total, record)
-
-    def _questions(self) -> Iterator[tuple[str, Question]]:
         for suite in self.plan.questions:
-            for question in suite.questions:
-                yield suite.name, question
+            for number, question in enumerate(suite.questions):
+                if (suite.name, question.id) in self._finished:
+                    continue
+                gc.collect()
+                options = self._options(number)
+                answers = self._converse(suite.name, question, options, models, plain, field)
+                record = PromptRecord(suite.name, question.id, question.category, tuple(answers))
+                self.folder.append(record)
+                self._finished.add(record.key)
+                yield Progress(self.done, self.total, record)
+
+    def _options(self, number: int) -> GenerationOptions:
+        """The request of a suite's question `number`: each has a seed of its own."""
+        options = self.plan.options
+        return options if options.seed is None else options.replace(seed=options.seed + number)
 
     def _converse(
         self,
         suite: str,
         question: Question,
-        number: int,
+        options: GenerationOptions,
         models: Models,
         plain: Engine,
         field: list[Contender],
     ) -> list[AnswerRecord]:
         """All turns of a question. Plain decoding's answer goes on the conversation, for every contender."""
-        options = self._options(number)
         kept: list[AnswerRecord] = []
         texts: list[str] = []
         try:
             for turn in range(len(question.turns)):
                 prompt_ids = _encode(question, texts, models)
-                answers = self._take_turns(prompt_ids, options, number + turn, field)
+                order = random.Random(f"{suite}/{question.id}/{turn}")
+                answers = self._take_turns(prompt_ids, options, order, field)
                 plain_ids = answers[PLAIN][0].token_ids
                 judge = Judge(plain, prompt_ids, plain_ids, options)
-                kept += [
-                    record_of(
-                        c.name, turn, prompt_ids, judge.judge(c, answers[c.name]), answers[c.name]
-                    )
-                    for c in field
-                ]
+                for contender in field:
+                    given = answers[contender.name]
+                    identical = judge.judge(contender, given)
+                    kept.append(record_of(contender.name, turn, prompt_ids, identical, given))
                 texts.append(plain.decode(plain_ids))
-        except ForedraftError as error:
+        except PromptError as error:
             self._note(f"{suite}/{question.id} was left out from turn {len(texts) + 1} on: {error}")
         return kept
-
-    def _options(self, number: int) -> GenerationOptions:
-        """The request of question `number`: each has a seed of its own."""
-        options = self.plan.options
-        return options if options.seed is None else options.replace(seed=options.seed + number)
 
     def _take_turns(
         self,
         prompt_ids: Sequence[int],
         options: GenerationOptions,
-        shift: int,
+        order: random.Random,
         field: list[Contender],
     ) -> dict[str, list[Answer]]:
-        """Every contender's answers, A B C A B C ..; who begins moves on with each prompt and repeat."""
+        """Every contender's answers: all once, then all again, in an order drawn anew each time."""
         answers: dict[str, list[Answer]] = {contender.name: [] for contender in field}
-        for repeat in range(self.plan.repeats):
-            start = (shift + repeat) % len(field)
-            for contender in [*field[start:], *field[:start]]:
-                try:
-                    answers[contender.name].append(contender.answer(prompt_ids, options))
-                except ForedraftError:
-                    raise
-                except Exception as error:  # a peer's own fault must not end the run of the others
-                    if isinstance(contender, EngineContender):
-                        raise
-                    field.remove(contender)
-                    self._note(f"{contender.name} was dropped: {type(error).__name__}: {error}")
+        for _ in range(self.plan.repeats):
+            for contender in order.sample(field, len(field)):
+                if contender in field:
+                    answers[contender.name] += self._answer(contender, prompt_ids, options, field)
         return answers
+
+    def _answer(
+        self,
+        contender: Contender,
+        prompt_ids: Sequence[int],
+        options: GenerationOptions,
+        field: list[Contender],
+    ) -> list[Answer]:
+        """One answer. A peer that fails is dropped with a note and the others go on; ours may not fail."""
+        try:
+            return [contender.answer(prompt_ids, options)]
+        except PromptError:
+            raise
+        except Exception as error:
+            if isinstance(contender, EngineContender):
+                raise
+            field.remove(contender)
+            self._note(f"{contender.name} was dropped: {type(error).__name__}: {error}")
+            return []
 
     def _note(self, sentence: str) -> None:
         if sentence in self._notes:
@@ -231,8 +249,3 @@ def _encode(question: Question, answers: Sequence[str], models: Models) -> list[
     has_template = bool(getattr(models.tokenizer, "chat_template", None))
     prompt = question.prompt(answers) if has_template else question.text(answers)
     return encode_prompt(prompt, models.tokenizer, models.target.vocab_size)
-
-
-def _dtype(target: Any) -> str | None:
-    dtype = getattr(getattr(target, "model", None), "dtype", None)
-    return None if dtype is None else str(dtype).removeprefix("torch.")

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from foredraft.bench.folder import RunFolder
+from foredraft.bench.libraries import check_libraries
 from foredraft.bench.plan import BenchPlan, split_methods
 from foredraft.cli.failures import FAILURE, clear_failures
 from foredraft.config import default_of
@@ -53,9 +54,9 @@ def run(
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = _default("temperature"),
     top_p: Annotated[float, typer.Option()] = _default("top_p"),
     top_k: Annotated[int, typer.Option(help="0 keeps all tokens.")] = _default("top_k"),
-    seed: Annotated[int, typer.Option(help="When sampling; question i has seed + i.")] = _default(
-        "seed"
-    ),
+    seed: Annotated[
+        int, typer.Option(help="When sampling; question i of a suite has seed + i.")
+    ] = _default("seed"),
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or auto.")] = None,
     device: Annotated[str | None, typer.Option(help="Such as cpu or cuda:0.")] = None,
     repeats: Annotated[int, typer.Option(help="Answers of each method to each prompt.")] = _default(
@@ -83,6 +84,9 @@ def run(
             device=device,
         )
         folder = RunFolder(out)
+        check_libraries()
+        with folder.in_use():
+            pass  # found out now, and not after loading
         _run(plan, folder, Console(stderr=True))
         document = _write_report(folder, None)
         if any(row["identical"] == "bug" for row in document["rows"]):
@@ -142,10 +146,11 @@ def _run(plan: BenchPlan, folder: RunFolder, console: Console) -> None:
     bench = BenchRun(plan, folder, report=lambda line: console.print(line, style="dim"))
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     try:
-        with Progress(*columns, TimeRemainingColumn(), console=console) as bar:
+        # It is drawn between prompts alone: a thread that draws would take its share of what is timed.
+        with Progress(*columns, TimeRemainingColumn(), console=console, auto_refresh=False) as bar:
             task = bar.add_task("prompts", total=bench.total, completed=bench.done)
             for step in bench:
-                bar.update(task, completed=step.done, description=step.record.suite)
+                bar.update(task, completed=step.done, description=step.record.suite, refresh=True)
     except KeyboardInterrupt:
         console.print(
             f"interrupted: {bench.done} of {bench.total} prompts are kept in {folder.path}; "

@@ -87,13 +87,18 @@ def compare_ids(
     """
     if tuple(plain_ids) == tuple(other_ids):
         return Agreement("yes")
-    same = takewhile(lambda pair: pair[0] == pair[1], zip(plain_ids, other_ids, strict=False))
-    token = sum(1 for _ in same)
+    token = first_difference(plain_ids, other_ids)
     if token == min(len(plain_ids), len(other_ids)):
         return Agreement("bug", token)  # one stopped where the other went on
     prefix = [*prompt_ids, *plain_ids[:token]]
     pair = [plain_ids[token], other_ids[token]]
     return _judge(engine, prefix, len(prompt_ids), pair, options)
+
+
+def first_difference(plain_ids: Sequence[int], other_ids: Sequence[int]) -> int:
+    """The index of the first token that differs; the shorter answer's length where none does."""
+    pairs = zip(plain_ids, other_ids, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _judge(
