@@ -2,15 +2,17 @@
 
     python benchmarks/harness/run.py --out benchmarks/harness/results.json
 
-- *Overhead:* every method answers the same prompts in turn through the benchmark's contender and by a
-  bare call (`engine.generate`, or transformers' own `generate`); the ratio of the two wall times, paired.
-- *Two runs of the same*, and a third whose n-gram method is slowed down by a tenth (its target waits
-  after each pass), compared as `foredraft bench compare` does.
+- *Overhead:* while a benchmark runs, each of its prompts is also answered by a bare call right after:
+  decode seconds as the benchmark keeps them over those of the bare call, paired by prompt. For peers the
+  same by wall clock, through the adapter over a bare call of transformers' `generate`.
+- *Two runs of the same*, and a third whose n-gram method is slowed down by a tenth of its passes,
+  compared as `foredraft bench compare` does.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 import tempfile
 import time
@@ -21,7 +23,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import numpy as np
 import torch
 from common import write_results
 
@@ -32,35 +33,25 @@ from foredraft.bench.field import enter_field
 from foredraft.bench.folder import RunFolder
 from foredraft.bench.plan import PLAIN, BenchPlan
 from foredraft.bench.runner import BenchRun
-from foredraft.bench.speedups import bootstrap
+from foredraft.costs import CostTable
 from foredraft.engine.load import load_models
 
 METHOD = "ngram"
+PEERS = ("hf", "hf-lookup")
 SLOWDOWN = 0.10
 NUM_PROMPTS = 40
 
 
-class SlowTarget:
-    """A target that waits after each pass for a share of that pass's time."""
-
-    def __init__(self, target: Any, share: float) -> None:
-        self._target, self._share = target, share
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._target, name)
-
-    def start(self, capacity: int) -> Any:
-        return SlowState(self._target.start(capacity), self._share)
-
-
 class SlowState:
-    """Its memory of one sequence."""
+    """A target's memory of one sequence that waits after each pass for a share of that pass's time."""
 
     def __init__(self, state: Any, share: float) -> None:
         self._state, self._share = state, share
+        self.prefill, self.commit, self.close = state.prefill, state.commit, state.close
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._state, name)
+    @property
+    def length(self) -> int:
+        return int(self._state.length)
 
     def score(self, token_ids: Sequence[int], parents: Sequence[int]) -> Any:
         begin = time.perf_counter()
@@ -71,51 +62,64 @@ class SlowState:
         return logits
 
 
-def overhead(methods: Sequence[str], num_prompts: int, max_new_tokens: int) -> list[dict[str, Any]]:
-    """Wall time through a contender over that of a bare call, for each method."""
-    plan = BenchPlan(methods=tuple(methods), limit=num_prompts, max_new_tokens=max_new_tokens)
+class SlowTarget:
+    """A target whose passes take longer."""
+
+    def __init__(self, target: Any, share: float) -> None:
+        self._target, self._share = target, share
+        self.vocab_size, self.context_length = target.vocab_size, target.context_length
+        self.eos_token_ids, self.device = target.eos_token_ids, target.device
+        self.scores_trees, self.synchronize = target.scores_trees, target.synchronize
+
+    def start(self, capacity: int) -> Any:
+        return SlowState(self._target.start(capacity), self._share)
+
+
+def own_overhead(folder: Path, plan: BenchPlan) -> list[dict[str, Any]]:
+    """Decode seconds in a running benchmark over those of a bare call, for plain decoding and n-grams."""
+    field: list[Contender] = []
+
+    def enter(*arguments: Any) -> list[Contender]:
+        field.extend(enter_field(*arguments))
+        return list(field)
+
+    questions = {q.id: q for q in plan.questions[0].questions}
+    ratios: dict[str, list[float]] = {name: [] for name in plan.methods}
+    for step in BenchRun(plan, RunFolder(folder), print, enter, _no_costs):
+        prompt = questions[step.record.id].prompt(())
+        for contender in field:
+            assert isinstance(contender, EngineContender)
+            bare = contender.engine.generate(prompt, plan.options).stats.decode_s
+            ratios[contender.name].append(step.record.of(contender.name)[0].stats.decode_s / bare)
+    return [_row(name, found) for name, found in ratios.items()]
+
+
+def peer_overhead(plan: BenchPlan) -> list[dict[str, Any]]:
+    """Wall time through a peer's adapter over that of a bare call of `generate`, taking turns."""
     models = load_models(plan.model, report=print)
-    field = enter_field(plan, models, print, print)
-    plain = foredraft.Engine(models.target, tokenizer=models.tokenizer)
-    options = plan.options
-    prompts = [
-        list(plain.generate(q.prompt(()), max_new_tokens=1).prompt_ids)
-        for q in plan.questions[0].questions
-    ]
     rows = []
-    for contender in field:
-        bare = _bare_call(contender, models.target.model, options)
-        contender.answer(prompts[0], options)
+    for contender in enter_field(plan, models, print, print):
+        if isinstance(contender, EngineContender):
+            continue
         ratios = []
-        for i, prompt in enumerate(prompts):
-            through, alone = partial(contender.answer, prompt, options), partial(bare, prompt)
-            ratios.append(_ratio(through, alone, through_first=bool(i % 2)))
-        found = bootstrap((np.array(ratios),), np.median)
-        rows.append(
-            {"method": contender.name, "ratio": found.value, "low": found.low, "high": found.high}
-        )
-        print(rows[-1], flush=True)
+        for i, question in enumerate(plan.questions[0].questions):
+            ids = models.tokenizer.apply_chat_template(  # type: ignore[union-attr]
+                list(question.prompt(())), add_generation_prompt=True, return_dict=False
+            )
+            through = partial(contender.answer, ids, plan.options)
+            bare = partial(_generate, models.target.model, contender.name, ids, plan)
+            ratios.append(_ratio(through, bare, through_first=bool(i % 2)))
         contender.close()
+        rows.append(_row(contender.name, ratios[1:]))  # the first call warms up
     return rows
 
 
-def _bare_call(contender: Contender, model: Any, options: Any) -> Callable[[list[int]], Any]:
-    if isinstance(contender, EngineContender):
-        return lambda prompt: contender.engine.generate(prompt, options)
-    extra = {"prompt_lookup_num_tokens": 10} if contender.name == "hf-lookup" else {}
-
-    def generate(prompt: list[int]) -> Any:
-        ids = torch.tensor([prompt])
-        mask = torch.ones_like(ids)
-        return model.generate(
-            ids,
-            attention_mask=mask,
-            do_sample=False,
-            max_new_tokens=options.max_new_tokens,
-            **extra,
-        )
-
-    return generate
+def _generate(model: Any, name: str, prompt: list[int], plan: BenchPlan) -> None:
+    extra = {"prompt_lookup_num_tokens": 10} if name == "hf-lookup" else {}
+    ids = torch.tensor([prompt])
+    mask = torch.ones_like(ids)
+    cap = plan.max_new_tokens
+    model.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=cap, **extra)
 
 
 def _ratio(one: Callable[[], Any], other: Callable[[], Any], through_first: bool) -> float:
@@ -132,12 +136,23 @@ def _timed(call: Callable[[], Any]) -> float:
     return time.perf_counter() - begin
 
 
-def run(folder: Path, max_new_tokens: int, slowdown: float = 0.0) -> None:
-    """One run of plain decoding and n-grams; `slowdown` of the passes of the latter is planted."""
-    plan = BenchPlan(methods=(PLAIN, METHOD), limit=NUM_PROMPTS, max_new_tokens=max_new_tokens)
+def _row(name: str, ratios: list[float]) -> dict[str, Any]:
+    quarters = statistics.quantiles(ratios, n=4)
+    row = {
+        "method": name,
+        "prompts": len(ratios),
+        "median_ratio": quarters[1],
+        "quartiles": [quarters[0], quarters[2]],
+    }
+    print(row, flush=True)
+    return row
 
-    def enter(plan: BenchPlan, models: Any, note: Any, report: Any) -> list[Contender]:
-        field = enter_field(plan, models, note, report)
+
+def run(folder: Path, plan: BenchPlan, slowdown: float = 0.0) -> None:
+    """One run of plain decoding and n-grams; a slowdown of the latter's passes may be planted."""
+
+    def enter(*arguments: Any) -> list[Contender]:
+        field = enter_field(*arguments)
         if slowdown:
             engine = field[1].engine  # type: ignore[attr-defined]
             slow = foredraft.Engine(
@@ -149,13 +164,11 @@ def run(folder: Path, max_new_tokens: int, slowdown: float = 0.0) -> None:
             field[1] = EngineContender(METHOD, slow)
         return field
 
-    for step in BenchRun(plan, RunFolder(folder), print, enter, lambda *_: _no_costs()):
+    for step in BenchRun(plan, RunFolder(folder), print, enter, _no_costs):
         print(f"{folder.name}: {step.done}/{step.total}", flush=True)
 
 
-def _no_costs() -> Any:
-    from foredraft.costs import CostTable
-
+def _no_costs(*_: Any) -> CostTable:
     return CostTable.flat(1.0, 0.1)
 
 
@@ -163,21 +176,25 @@ def verdicts(folder: Path, other: str) -> list[dict[str, Any]]:
     """What `foredraft bench compare` says of the first run and another one."""
     comparison = compare_runs(RunFolder(folder / "first").read(), RunFolder(folder / other).read())
     print(other, [(c.suite, c.method, c.verdict) for c in comparison.changes], flush=True)
-    return comparison.as_dict()["changes"]
+    changes: list[dict[str, Any]] = comparison.as_dict()["changes"]
+    return changes
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--prompts", type=int, default=18, help="for the overhead")
     parser.add_argument("--max-new-tokens", type=int, default=32)
+    parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    rows = overhead((PLAIN, METHOD, "hf", "hf-lookup"), args.prompts, args.max_new_tokens)
+    shape = {"limit": NUM_PROMPTS, "max_new_tokens": args.max_new_tokens}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        run(folder / "first", args.max_new_tokens)
-        run(folder / "again", args.max_new_tokens)
-        run(folder / "slow", args.max_new_tokens, SLOWDOWN)
+        rows = own_overhead(folder / "overhead", BenchPlan(methods=(PLAIN, METHOD), **shape))
+        rows += peer_overhead(BenchPlan(methods=(PLAIN, *PEERS), **shape))
+        plan = BenchPlan(methods=(PLAIN, METHOD), repeats=args.repeats, **shape)
+        run(folder / "first", plan)
+        run(folder / "again", plan)
+        run(folder / "slow", plan, SLOWDOWN)
         compared = {name: verdicts(folder, name) for name in ("again", "slow")}
     write_results(args.out, rows, compared=compared, planted=SLOWDOWN)
 
