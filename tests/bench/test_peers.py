@@ -14,6 +14,7 @@ from foredraft import GenerationOptions
 from foredraft.backends.hf import HFTarget
 from foredraft.bench.peers import PEERS, Shared, common, parse_peer
 from foredraft.bench.peers.rounds import Emission, PassLog, answer_of
+from foredraft.engine.stopping import end_tokens
 from foredraft.errors import ConfigError, ModelError
 from foredraft.results import STAGES
 from tests.tiny_models import tiny_llama
@@ -126,10 +127,10 @@ class TestRequests:
 
     def test_end_tokens(self) -> None:
         target = shared().target
-        assert common.end_tokens(GenerationOptions(), target) == [2]
-        assert common.end_tokens(GenerationOptions(eos_token_ids=[5, 6]), target) == [5, 6]
+        assert end_tokens(GenerationOptions(), target) == (2,)
+        assert end_tokens(GenerationOptions(eos_token_ids=[5, 6]), target) == (5, 6)
         ignoring = GenerationOptions(eos_token_ids=[5], ignore_eos=True)
-        assert common.end_tokens(ignoring, target) == []
+        assert end_tokens(ignoring, target) == ()
 
     def test_seeded_noise_leaves_the_generator_alone(self) -> None:
         state = torch.get_rng_state()

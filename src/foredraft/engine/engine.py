@@ -17,9 +17,9 @@ from foredraft.engine.decoder import decode
 from foredraft.engine.legality import check_legal
 from foredraft.engine.prompts import Prompt, encode_prompt
 from foredraft.engine.session import Drafting, Session
-from foredraft.engine.stopping import StopRules, StopState
+from foredraft.engine.stopping import StopRules, StopState, end_tokens, room_for
 from foredraft.engine.text import IncrementalText, find_stray_byte
-from foredraft.errors import ConfigError, PromptError
+from foredraft.errors import ConfigError
 from foredraft.protocols import Drafter, Policy, Target, Verifier
 from foredraft.results import Result, Step, collect
 from foredraft.sampling.law import RequestLaw
@@ -126,10 +126,10 @@ class Engine:
         """A fresh session: the seam for tests that bring their own randomness."""
         if options.stop and self.tokenizer is None:
             raise ConfigError(f"stop={options.stop!r} needs a tokenizer; pass tokenizer=...")
-        room = self._room(prompt_ids, options)
+        room = room_for(prompt_ids, options, self.target)
         law = self.law(options, len(prompt_ids))
         rules = StopRules(
-            eos_token_ids=frozenset(self._end_tokens(options)),
+            eos_token_ids=frozenset(end_tokens(options, self.target)),
             stop=tuple(options.stop),
             max_new_tokens=room,
         )
@@ -191,7 +191,7 @@ class Engine:
         return RequestLaw(
             options,
             prompt_length=prompt_length,
-            eos_token_ids=self._end_tokens(options),
+            eos_token_ids=end_tokens(options, self.target),
             vocab_size=self.target.vocab_size,
             encode=self._spellings if self.tokenizer is not None else None,
             device=self.target.device,
@@ -206,24 +206,6 @@ class Engine:
             self.policy.max_nodes,
             chains_only=not self.target.scores_trees,
         )
-
-    def _room(self, prompt_ids: Sequence[int], options: GenerationOptions) -> int:
-        """Tokens that the answer may have."""
-        limit = self.target.context_length
-        if limit is None:
-            return options.max_new_tokens
-        if len(prompt_ids) >= limit:
-            raise PromptError(
-                f"the prompt has {len(prompt_ids)} tokens and this model's context holds {limit}, "
-                "which leaves no room for an answer; shorten the prompt"
-            )
-        return min(options.max_new_tokens, limit - len(prompt_ids))
-
-    def _end_tokens(self, options: GenerationOptions) -> tuple[int, ...]:
-        if options.ignore_eos:
-            return ()
-        own = options.eos_token_ids
-        return tuple(self.target.eos_token_ids if own is None else own)
 
     def _spellings(self, word: str) -> list[list[int]]:
         """A word's tokens at the start of a text and inside it."""

@@ -6,8 +6,36 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from foredraft.config import GenerationOptions
 from foredraft.engine.text import IncrementalText
+from foredraft.errors import PromptError
+from foredraft.protocols import Target
 from foredraft.results import FinishReason
+
+
+def end_tokens(options: GenerationOptions, target: Target) -> tuple[int, ...]:
+    """The tokens that end an answer: those asked for, else the target's own; empty when none does."""
+    if options.ignore_eos:
+        return ()
+    own = options.eos_token_ids
+    return tuple(target.eos_token_ids if own is None else own)
+
+
+def room_for(prompt_ids: Sequence[int], options: GenerationOptions, target: Target) -> int:
+    """Tokens that the answer may have, by what was asked for and what the context has room for.
+
+    Raises:
+        PromptError: the prompt fills the context.
+    """
+    limit = target.context_length
+    if limit is None:
+        return options.max_new_tokens
+    if len(prompt_ids) >= limit:
+        raise PromptError(
+            f"the prompt has {len(prompt_ids)} tokens and this model's context holds {limit}, "
+            "which leaves no room for an answer; shorten the prompt"
+        )
+    return min(options.max_new_tokens, limit - len(prompt_ids))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

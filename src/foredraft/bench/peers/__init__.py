@@ -26,7 +26,7 @@ PEERS: Mapping[str, str] = MappingProxyType(
         "hf-assisted": "foredraft.bench.peers.hf:Assisted",
         "hf-lookup": "foredraft.bench.peers.hf:Lookup",
         "llama.cpp": "foredraft.bench.peers.llamacpp:LlamaCpp",
-        "economize": "foredraft.bench.peers.economized:Economize",
+        "economize": "foredraft.bench.peers.economize:Economize",
     }
 )
 """Where the settings class of each peer is."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
@@ -14,7 +14,7 @@ import torch
 from foredraft.backends.hf import HFTarget
 from foredraft.bench.contenders import Contender
 from foredraft.config import GenerationOptions
-from foredraft.errors import ConfigError, ModelError, PromptError
+from foredraft.errors import ConfigError, ModelError
 from foredraft.sampling.randomness import fresh_seed
 
 SEEDS = 2**63
@@ -85,31 +85,6 @@ def not_honoured(options: GenerationOptions, honoured: Collection[str]) -> str |
         if f.name not in honoured and getattr(options, f.name) != getattr(defaults, f.name)
     ]
     return f"it does not honour {', '.join(asked)}" if asked else None
-
-
-def room_for(prompt_ids: Sequence[int], options: GenerationOptions, target: HFTarget) -> int:
-    """Tokens that the answer may have, by what was asked for and what the context has room for.
-
-    Raises:
-        PromptError: the prompt fills the context.
-    """
-    limit = target.context_length
-    if limit is None:
-        return options.max_new_tokens
-    if len(prompt_ids) >= limit:
-        raise PromptError(
-            f"the prompt has {len(prompt_ids)} tokens and this model's context holds {limit}, "
-            "which leaves no room for an answer; shorten the prompt"
-        )
-    return min(options.max_new_tokens, limit - len(prompt_ids))
-
-
-def end_tokens(options: GenerationOptions, target: HFTarget) -> list[int]:
-    """The tokens that end an answer; empty when none does."""
-    if options.ignore_eos:
-        return []
-    own = options.eos_token_ids
-    return list(target.eos_token_ids if own is None else own)
 
 
 def seed_of(options: GenerationOptions, seeds: int = SEEDS) -> int:

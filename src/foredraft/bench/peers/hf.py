@@ -18,6 +18,7 @@ from foredraft.bench.peers.common import Shared
 from foredraft.bench.peers.rounds import Emission, Pass, PassLog, answer_of, drafting_of
 from foredraft.bench.records import Answer
 from foredraft.config import GenerationOptions
+from foredraft.engine.stopping import end_tokens, room_for
 from foredraft.errors import ConfigError, ModelError, suggestion
 
 HONOURED = frozenset(
@@ -186,13 +187,13 @@ class HFContender:
     def _config(self, prompt_ids: Sequence[int], options: GenerationOptions) -> Any:
         from transformers import GenerationConfig
 
-        ends = common.end_tokens(options, self._target)
+        ends = list(end_tokens(options, self._target))
         sampling: dict[str, Any] = {"do_sample": False}
         if options.temperature > 0:
             cuts = {"top_k": options.top_k, "top_p": options.top_p, "min_p": options.min_p}
             sampling = {"do_sample": True, "temperature": options.temperature, **cuts}
         return GenerationConfig(
-            max_new_tokens=common.room_for(prompt_ids, options, self._target),
+            max_new_tokens=room_for(prompt_ids, options, self._target),
             eos_token_id=ends or None,
             pad_token_id=(ends or [0])[0],  # one sequence is never padded; left out, it would warn
             **sampling,

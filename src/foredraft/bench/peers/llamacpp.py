@@ -20,6 +20,7 @@ from foredraft.bench.peers.common import Shared
 from foredraft.bench.peers.rounds import Emission, answer_of
 from foredraft.bench.records import Answer
 from foredraft.config import GenerationOptions
+from foredraft.engine.stopping import end_tokens, room_for
 from foredraft.errors import ModelError
 
 HONOURED = frozenset(
@@ -128,8 +129,8 @@ class LlamaCppContender:
 
     def answer(self, prompt_ids: Sequence[int], options: GenerationOptions) -> Answer:
         """The whole answer, a round a token."""
-        room = common.room_for(prompt_ids, options, self._target)
-        ends = frozenset(common.end_tokens(options, self._target))
+        room = room_for(prompt_ids, options, self._target)
+        ends = frozenset(end_tokens(options, self._target))
         self._reserve(len(prompt_ids) + room)
         self._llama.reset()  # nothing of an earlier prompt is used again
         self._llama.set_seed(common.seed_of(options, SEEDS))

@@ -17,6 +17,7 @@ from foredraft.bench.peers.common import Shared
 from foredraft.bench.peers.rounds import Emission, Pass, PassLog, answer_of, drafting_of
 from foredraft.bench.records import Answer
 from foredraft.config import GenerationOptions
+from foredraft.engine.stopping import end_tokens, room_for
 from foredraft.errors import ConfigError, ModelError, suggestion
 
 HONOURED = frozenset(
@@ -117,8 +118,8 @@ class EconomizeContender:
         """The whole answer, with one round for each exact pass behind the prefill."""
         events = EventLog()
         decoder, selector = self._decoder(options, events), self._selector(options)
-        stop = common.end_tokens(options, self._target) or None
-        room = common.room_for(prompt_ids, options, self._target)
+        stop = list(end_tokens(options, self._target)) or None
+        room = room_for(prompt_ids, options, self._target)
         target, draft = (PassLog(self._target.synchronize) for _ in range(2))
         with self._watched(target, draft), torch.no_grad():
             self._target.synchronize()
