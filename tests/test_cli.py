@@ -20,11 +20,13 @@ from typer.testing import CliRunner
 import foredraft
 from foredraft.cli.failures import clear_failures
 from foredraft.cli.main import app
+from foredraft.cli.show import _was_busy
+from foredraft.results import RoundRecord, Statistics
 from tests.tiny_folders import WORDS, byte_tokenizer, save_folder
 
 PROMPT = "the cat sat on the mat the cat"
 PLAIN = ("--dtype", "float32", "--max-new-tokens", "24")
-DOCUMENT_KEYS = {"text", "token_ids", "finish_reason", "seed", "stats"}
+DOCUMENT_KEYS = {"text", "token_ids", "finish_reason", "seed", "stats", "dtype"}
 FAILURE, USAGE = 1, 2
 
 
@@ -90,7 +92,7 @@ def test_a_comparison_has_both_answers(folder: Path, draft_folder: Path) -> None
         "--model", folder, "--drafter", draft_folder, *PLAIN, "--prompt", PROMPT, "--compare"
     )
     assert set(document) == DOCUMENT_KEYS | {"baseline", "speedup", "identical"}
-    assert set(document["baseline"]) == DOCUMENT_KEYS
+    assert set(document["baseline"]) == DOCUMENT_KEYS - {"dtype"}
     assert document["identical"] == "yes"
     assert document["token_ids"] == document["baseline"]["token_ids"]
     assert document["stats"]["drafted_tokens"] > 0
@@ -390,3 +392,42 @@ def test_a_program_that_fails_says_one_sentence(tmp_path: Path) -> None:
 def test_the_version() -> None:
     done = program("--version")
     assert done.stdout.decode().split() == ["foredraft", foredraft.__version__]
+
+
+# --- what is nearly right ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant", "code"),
+    [
+        (("--model", "smolm2"), "smollm2", FAILURE),
+        (("--model", "smollm-2"), "smollm2", FAILURE),
+        (("--drafter", "ngramm"), "ngram", USAGE),
+        (("--drafter", "none."), "none", USAGE),
+    ],
+)
+def test_a_name_that_is_nearly_right_is_found_at_once(
+    arguments: tuple[str, ...], meant: str, code: int
+) -> None:
+    assert f"did you mean {meant!r}?" in complaint(*arguments, "--prompt", "cat", code=code)
+
+
+@pytest.mark.parametrize("choice", [("--drafter", "none"), ("--method", "autoregressive")])
+def test_nothing_is_compared_with_itself(choice: tuple[str, str]) -> None:
+    message = complaint("--model", "no/model", *choice, "--compare", "--prompt", "cat", code=USAGE)
+    assert "this method drafts nothing" in message
+
+
+def _busy(plain_ms: float, tree_ms: float) -> bool:
+    def statistics(pass_ms: float) -> Statistics:
+        one = RoundRecord(9, (1,), (), 0, 1, False, 0.0, pass_ms / 1000, 0.0, pass_ms / 1000)
+        return Statistics((one,), 9, (False,), 0, 0.0, 0.0)
+
+    return _was_busy(statistics(plain_ms), statistics(tree_ms))
+
+
+def test_a_busy_machine_is_told_from_a_fast_method() -> None:
+    """A pass over a draft never takes less than one over a token, unless something else ran."""
+    assert not _busy(plain_ms=20, tree_ms=25)
+    assert not _busy(plain_ms=20, tree_ms=18)
+    assert _busy(plain_ms=40, tree_ms=20)

@@ -11,6 +11,7 @@ from rich.console import Console
 from foredraft.cli import common
 from foredraft.cli.failures import FAILURE, clear_failures
 from foredraft.config import GenerationOptions
+from foredraft.errors import ConfigError
 
 if TYPE_CHECKING:
     from foredraft.engine.engine import Engine
@@ -58,6 +59,11 @@ def generate(
             seed=seed,
             stop=tuple(stop or ()),
         )
+        if compare and _drafts_nothing(method, drafter):
+            raise ConfigError(
+                "--compare sets drafting beside plain decoding, and this method drafts nothing; "
+                "name another --method, or leave --compare out"
+            )
         text = common.read_prompt(prompt)
         engine = common.load_engine(
             model,
@@ -74,6 +80,10 @@ def generate(
         run(engine, common.as_prompt(text, engine, raw), options, as_json)
 
 
+def _drafts_nothing(method: str | None, drafter: str | None) -> bool:
+    return drafter == "none" or (method or "").partition(":")[0] == "autoregressive"
+
+
 def _answer(engine: Engine, prompt: Prompt, options: GenerationOptions, as_json: bool) -> None:
     with engine.stream(prompt, options) as stream:
         for step in stream:
@@ -81,12 +91,18 @@ def _answer(engine: Engine, prompt: Prompt, options: GenerationOptions, as_json:
                 typer.echo(step.text, nl=False)
         result = stream.result()
     if as_json:
-        typer.echo(json.dumps(result.as_dict()))
+        typer.echo(json.dumps({**result.as_dict(), "dtype": _dtype(engine)}))
     else:
         from foredraft.cli.show import show_summary
 
         typer.echo()
         show_summary(result, Console(stderr=True))
+
+
+def _dtype(engine: Engine) -> str:
+    from foredraft.engine.cost_files import dtype_of
+
+    return dtype_of(engine.target)
 
 
 def _compare(engine: Engine, prompt: Prompt, options: GenerationOptions, as_json: bool) -> None:
@@ -112,6 +128,7 @@ def _compare(engine: Engine, prompt: Prompt, options: GenerationOptions, as_json
             "baseline": plain.as_dict(),
             "speedup": speeds[0] / speeds[1] if speeds[0] and speeds[1] else None,
             "identical": str(agreement),
+            "dtype": _dtype(engine),
         }
         typer.echo(json.dumps(document))
     else:

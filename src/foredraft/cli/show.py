@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
+
 from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
 from foredraft.engine.agreement import Agreement
+from foredraft.engine.cost_files import dtype_of
 from foredraft.engine.engine import Engine
 from foredraft.results import Result, Statistics
 
 ACCEPTED_STYLE = "green"
+BUSY_RATIO = 1.25
 
 
 def show_summary(result: Result, console: Console) -> None:
@@ -39,7 +43,27 @@ def show_comparison(
     if plain.stats.tokens_per_s and drafted.stats.tokens_per_s:
         ratio = drafted.stats.tokens_per_s / plain.stats.tokens_per_s
         console.print(f"speed-up:  {ratio:.2f}x", highlight=False)
-    console.print(f"identical: {agreement}", highlight=False)
+    console.print(f"identical: {agreement}{_reason(engine, agreement)}", highlight=False)
+    if _was_busy(plain.stats, drafted.stats):
+        console.print(
+            "note: plain decoding's passes took longer than the wider ones of drafts, so the machine was "
+            "busy with something else and the speed-up means little; run it again"
+        )
+
+
+def _reason(engine: Engine, agreement: Agreement) -> str:
+    """Why the answers are not the same, and what would make them so."""
+    if agreement.kind == "n/a":
+        return " (this verifier keeps the model's law when sampling, and not the words of a seed)"
+    if agreement.kind == "tie":
+        return f" ({dtype_of(engine.target)} rounds the two tokens' scores alike; float32 tells them apart)"
+    return ""
+
+
+def _was_busy(plain: Statistics, drafted: Statistics) -> bool:
+    """Whether a pass over one token took much longer than one over a draft: never for want of speed."""
+    alone, tree = plain.ms_per_round()["target_ms"], drafted.ms_per_round()["target_ms"]
+    return bool(alone and tree and alone > BUSY_RATIO * tree)
 
 
 def _speeds(plain: Statistics, drafted: Statistics, title: str) -> Table:
@@ -64,7 +88,8 @@ def _coloured(engine: Engine, result: Result) -> Text:
 
 
 def _title(engine: Engine) -> str:
-    drafter = type(engine.drafter).__name__.removesuffix("Drafter").lower()
+    words = re.findall("[A-Z][a-z]*", type(engine.drafter).__name__.removesuffix("Drafter"))
+    drafter = " ".join(words).lower()
     return "speculative decoding" if engine.drafter is None else f"speculative decoding ({drafter})"
 
 
@@ -79,4 +104,6 @@ def _speed(stats: Statistics) -> str:
 def _ending(result: Result) -> str:
     if result.stopped_by is None:
         return result.finish_reason
-    return f"{result.finish_reason} ({result.stopped_by!r})"
+    if isinstance(result.stopped_by, int):
+        return "the end token"
+    return f"the stop string {result.stopped_by!r}"

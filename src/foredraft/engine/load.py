@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import difflib
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from foredraft.backends.hf import HFTarget
 from foredraft.backends.hf_loading import load_hf
 from foredraft.drafters.vocabulary import check_same_vocabulary
 from foredraft.engine.engine import Engine
-from foredraft.errors import ConfigError
+from foredraft.errors import ConfigError, ModelError
 from foredraft.methods import BEST, Method, parse_method
 from foredraft.protocols import Target
 
@@ -120,6 +121,8 @@ def _choose_method(method: str | None, drafter: Any | None) -> tuple[Method, Any
     implied = {None: BEST, "none": "autoregressive", "ngram": "ngram"}
     by_name = drafter is None or isinstance(drafter, str)
     is_model = not (by_name and drafter in implied)
+    if is_model and by_name and (meant := _meant(str(drafter), ("ngram", "none"))):
+        raise ConfigError(f"there is no drafter {drafter!r}; did you mean {meant!r}?")
     if method is None:
         method = "speculative" if is_model else implied[drafter]
     recipe = parse_method(method)
@@ -142,9 +145,19 @@ def _load_model(
         return HFTarget(source, tokenizer), tokenizer
     if tokenizer is not None:
         raise ConfigError("tokenizer=... is for an already loaded model; a name brings its own")
-    path = zoo.path(str(source), report=report) if zoo.is_embedded(str(source)) else source
+    name = str(source)
+    path = zoo.path(name, report=report) if zoo.is_embedded(name) else source
+    if path is source and (meant := _meant(name, zoo.EMBEDDED)):
+        raise ModelError(f"there is no model {name!r}; did you mean {meant!r}?")
     model, tokenizer = load_hf(path, **options)
     return HFTarget(model, tokenizer), tokenizer
+
+
+def _meant(name: str, known: Iterable[str]) -> str | None:
+    """The known name that this one nearly is, if it is neither a folder nor a hub id of some owner."""
+    if "/" in name or Path(name).exists():
+        return None
+    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.8)), None)
 
 
 def _refuse_unused(
