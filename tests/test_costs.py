@@ -127,8 +127,27 @@ def test_case_93_is_priced_by_hand() -> None:
     target_s = [15.0, 15.04, 15.05]
     for round_, draft, one_pass in zip(rounds, draft_s, target_s, strict=True):
         assert table.round_s(round_, "speculative") == pytest.approx(draft + one_pass + 0.5)
-        assert table.round_s(round_) == pytest.approx(one_pass + 0.5)
-        assert table.round_s(round_, "another") == pytest.approx(one_pass + 0.5)
+        assert table.passes_s(round_, "speculative") == pytest.approx(draft - 0.25 + one_pass)
+
+
+def test_methods_with_options_are_priced_by_their_own_entry_or_else_by_their_name() -> None:
+    pass_ = PassCosts((1,), (0,), ((1.0,),))
+    dear = PassCosts((1,), (0,), ((5.0,),))
+    entries = {"speculative": DraftCosts(0.0, pass_), "speculative:depth=3": DraftCosts(0.5, dear)}
+    table = CostTable(pass_, 0.0, entries)
+    for options, price in (("", 1 + 3), (":depth=3", 1 + 3 * 5 + 0.5), (":depth=5", 1 + 3)):
+        assert table.round_s(record(0, 1), f"speculative{options}") == price
+
+
+@pytest.mark.parametrize("method", [None, "another", "ngram", "ngram:depth=3"])
+def test_draft_passes_that_nothing_prices_are_not_free(method: str | None) -> None:
+    """Neither without an entry nor by one that holds no passes; rounds without draft passes have a price."""
+    table = CostTable(PassCosts((1,), (0,), ((1.0,),)), 0.5, {"ngram": DraftCosts(0.25)})
+    assert table.round_s(record(0, 1), method) is None
+    assert table.passes_s(record(0, 1), method) is None
+    host_s = 0.75 if method and "ngram" in method else 0.5
+    assert table.round_s(record(0, 1, ()), method) == 1 + host_s
+    assert table.passes_s(record(0, 1, ()), method) == 1
 
 
 @given(tables(), st.lists(st.integers(1, 100), max_size=6), st.floats(0, 1))
@@ -144,7 +163,7 @@ def test_on_a_flat_table_width_and_context_cost_nothing() -> None:
     table = CostTable.flat(0.02, 0.002, ["speculative"])
     wide = RoundRecord(5000, (1, 4, 16), (1, 4), 2, 3, False, 0.0, 0.0, 0.0, 0.0)
     assert table.round_s(wide, "speculative") == pytest.approx(0.024)
-    assert table.round_s(wide) == pytest.approx(0.02)
+    assert table.round_s(wide) is None, "a draft model that was not named has no price"
 
 
 # --- JSON -------------------------------------------------------------------------------------------

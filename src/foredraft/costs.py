@@ -27,6 +27,8 @@ CONTEXTS = (64, 512, 2048)
 """Cached tokens behind which passes are measured when nothing else is asked for."""
 BUDGET_S = 15.0
 """Seconds that a whole measurement may take when nothing else is asked for."""
+BUSY_SPREAD = 0.25
+"""Repeats of one pass that differ by more than this say little about the machine when it is quiet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,16 +121,44 @@ class CostTable:
     def __post_init__(self) -> None:
         _check_host(self.host_s)
 
-    def round_s(self, record: RoundRecord, method: str | None = None) -> float:
-        """Seconds of a round by this table.
+    def draft_costs(self, method: str | None) -> DraftCosts | None:
+        """The entry of a method by its full name, or else by its name without options; None without one."""
+        name = method or ""
+        return self.drafts.get(name) or self.drafts.get(name.partition(":")[0])
+
+    def passes_s(self, record: RoundRecord, method: str | None = None) -> float | None:
+        """Seconds of a round's passes, of the target and of the draft model, by this table.
 
         Args:
             record: its widths, draft passes and context are what is priced.
-            method: whose drafting it was; None, or a method that has no entry, drafts for nothing.
+            method: whose draft model it was.
+
+        Returns:
+            None where the round had draft passes and this table holds no price of them.
         """
-        draft = self.drafts.get(method or "")
-        draft_s = draft(record.draft_rows, record.context) if draft else 0.0
-        return draft_s + self.target(sum(record.widths), record.context) + self.host_s
+        target_s = self.target(sum(record.widths), record.context)
+        if not record.draft_rows:
+            return target_s
+        draft = self.draft_costs(method)
+        if draft is None or draft.passes is None:
+            return None
+        return target_s + sum(draft.passes(rows, record.context) for rows in record.draft_rows)
+
+    def round_s(self, record: RoundRecord, method: str | None = None) -> float | None:
+        """Seconds of a round of decoding: its passes, and the host's work beside them.
+
+        Args:
+            record: its widths, draft passes and context are what is priced.
+            method: whose drafting it was; None, or a method that has no entry, drafts without host work.
+
+        Returns:
+            None as in `passes_s`.
+        """
+        passes_s = self.passes_s(record, method)
+        if passes_s is None:
+            return None
+        draft = self.draft_costs(method)
+        return passes_s + (draft.host_s if draft else 0.0) + self.host_s
 
     @classmethod
     def flat(cls, pass_s: float, level_s: float, methods: Sequence[str] = ()) -> CostTable:

@@ -15,11 +15,12 @@ from foredraft.bench.modelled import (
     modelled_tokens_per_s,
     oracle_s,
     oracle_tokens_per_s,
+    pricing_of,
     read_costs,
 )
 from foredraft.costs import CostTable, DraftCosts, PassCosts
 from foredraft.errors import ConfigError
-from tests.bench.synthetic_runs import round_of, statistics
+from tests.bench.synthetic_runs import answer_of, prompt_of, round_of, run_of, statistics
 
 TARGET = PassCosts((1, 5), (0,), ((10.0, 14.0),))
 """A pass of n rows takes 9 + n seconds."""
@@ -38,8 +39,8 @@ def test_a_round_costs_its_passes_and_the_work_beside_them() -> None:
 
 
 def test_the_oracle_drafts_what_is_accepted() -> None:
-    """No level and no row too many; the host's work stays."""
-    nothing, two = 10 + 0.75, 12 + 0.75 + 2
+    """No level and no row too many; the host's work of drafting stays where there is a draft."""
+    nothing, two = 10 + 0.5, 12 + 0.75 + 2
     assert oracle_s(CASE_93, COSTS, "chain") == pytest.approx(FULL_ROUND + nothing + two)
     rate = oracle_tokens_per_s(CASE_93, COSTS, "chain")
     assert rate == pytest.approx(8 / (FULL_ROUND + nothing + two))
@@ -58,14 +59,25 @@ def test_a_cut_round_costs_all_of_it_and_gives_what_was_emitted() -> None:
 
 def test_rounds_without_drafts_cost_one_row() -> None:
     plain = statistics(round_of(), round_of())
-    assert modelled_s(plain, COSTS, "hf") == pytest.approx(2 * 10.5)
-    assert oracle_s(plain, COSTS, "hf") == modelled_s(plain, COSTS, "hf")
+    assert modelled_s(plain, COSTS, "plain") == pytest.approx(2 * 10.5)
+    assert oracle_s(plain, COSTS, "plain") == modelled_s(plain, COSTS, "plain")
 
 
-def test_a_lookup_without_an_entry_drafts_for_nothing() -> None:
+def test_a_drafter_without_a_model_and_an_entry_has_no_host_work() -> None:
     lookup = statistics(round_of(2, widths=(1, 1, 1)))
-    assert modelled_s(lookup, COSTS, "hf-lookup") == pytest.approx(12.5)
+    assert modelled_s(lookup, COSTS, "suffix") == pytest.approx(12.5)
     assert modelled_s(lookup, COSTS, "ngram") == pytest.approx(12.75)
+    assert modelled_s(lookup, COSTS, "ngram:depth=10") == pytest.approx(12.75)
+
+
+def test_of_peers_passes_alone_are_priced() -> None:
+    """What our host work takes, in rounds and in drafts, tells nothing about theirs."""
+    plain = statistics(round_of(), round_of(), stages=("target",))
+    assert modelled_s(plain, COSTS, "hf") == pytest.approx(2 * 10)
+    rounds = [round_of(accepted, **CHAIN) for accepted in (3, 0, 2)]
+    assisted = statistics(*rounds, stages=("draft", "target"))
+    assert modelled_s(assisted, COSTS, "chain") == pytest.approx(3 * (13 + 3))
+    assert oracle_s(assisted, COSTS, "chain") == pytest.approx((13 + 3) + 10 + (12 + 2))
 
 
 def test_what_the_table_cannot_price_has_no_price() -> None:
@@ -73,6 +85,9 @@ def test_what_the_table_cannot_price_has_no_price() -> None:
     assert modelled_s(unseen, COSTS, "llama.cpp") is None
     assert oracle_tokens_per_s(unseen, COSTS, "llama.cpp") is None
     assert modelled_s(CASE_93, COSTS, "hf-assisted") is None, "its draft model is in no entry"
+    assert modelled_s(CASE_93, COSTS, "ngram") is None, "whose entry holds no passes"
+    useless = statistics(round_of(), round_of(0, **CHAIN))
+    assert oracle_s(useless, COSTS, "another") is None, "though its drafts would be empty"
     assert modelled_tokens_per_s(CASE_93, None, "chain") is None
     assert modelled_tokens_per_s(statistics(), COSTS, "chain") is None
 
@@ -92,6 +107,18 @@ def test_hindsight_is_never_dearer(rounds: list[tuple[int, int]]) -> None:
 
 
 # --- tables named on the command line ----------------------------------------------------------------
+
+
+def test_a_run_is_priced_by_the_named_table_or_else_by_its_own() -> None:
+    record = prompt_of(answer_of("chain", *CASE_93.rounds))
+    own = pricing_of(run_of(record, costs=COSTS), None)
+    assert own is not None
+    assert (own.table, own.source) == (COSTS, "costs.json")
+    flat = pricing_of(run_of(record, costs=COSTS), "flat:level=0.2")
+    assert flat is not None
+    assert flat.source == "flat:level=0.2"
+    assert modelled_s(CASE_93, flat.table, "chain") == pytest.approx(3 * FLAT_PASS_S * 1.6)
+    assert pricing_of(run_of(record), None) is None
 
 
 def test_the_flat_table_prices_passes_alike() -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from foredraft.bench.folder import COSTS, Run
+from foredraft.bench.records import AnswerRecord
 from foredraft.costs import CostTable
 from foredraft.errors import ConfigError
 from foredraft.results import RoundRecord, Statistics
@@ -18,21 +21,58 @@ FLAT_LEVEL = 0.1
 """What a draft pass costs in passes of the target, by the flat table."""
 
 
-def modelled_s(stats: Statistics, costs: CostTable, method: str) -> float | None:
-    """Seconds of all rounds by the table; None where the table cannot price them.
+@dataclass(frozen=True, slots=True)
+class Pricing:
+    """A cost table and where it is from: figures of one table compare, those of two tables do not."""
 
-    That is so for peers whose passes are not seen, and for draft models that the table does not know.
+    table: CostTable
+    source: str
+    """The file of the run's own table, or what was given in its place."""
+
+
+def pricing_of(run: Run, costs: str | None) -> Pricing | None:
+    """What prices a run's rounds: the table named by `costs`, else the run's own; None without either.
+
+    Raises:
+        ConfigError: as in `read_costs`.
     """
-    if not _can_price(stats, costs, method):
+    if costs is not None:
+        return Pricing(read_costs(costs, run.methods), costs)
+    return Pricing(run.costs, COSTS) if run.costs is not None else None
+
+
+def is_peer(stats: Statistics) -> bool:
+    """Whether another tool made these rounds: what it verifies with is no stage that is seen."""
+    return "verify" not in stats.stages
+
+
+def has_price(stats: Statistics, costs: CostTable, method: str) -> bool:
+    """Whether the table can price all these rounds.
+
+    It cannot where passes are not seen, and where draft models made passes that it does not know.
+    """
+    return modelled_s(stats, costs, method) is not None
+
+
+def modelled_s(stats: Statistics, costs: CostTable, method: str) -> float | None:
+    """Seconds of all rounds by the table; None where it cannot price them.
+
+    Of peers only passes are priced: what their hosts do was not measured.
+    """
+    if "target" not in stats.stages:
         return None
-    return sum(costs.round_s(r, method) for r in stats.rounds)
+    price = costs.passes_s if is_peer(stats) else costs.round_s
+    return _sum(price(r, method) for r in stats.rounds)
 
 
 def oracle_s(stats: Statistics, costs: CostTable, method: str) -> float | None:
-    """`modelled_s` had every draft been as deep as it was accepted: the best length in hindsight."""
-    if not _can_price(stats, costs, method):
+    """`modelled_s` had every draft been as deep as it was accepted, and none been made where nothing was."""
+    if not has_price(stats, costs, method):
         return None
-    return sum(costs.round_s(_as_deep_as_accepted(r), method) for r in stats.rounds)
+    price = costs.passes_s if is_peer(stats) else costs.round_s
+    return _sum(
+        price(_as_deep_as_accepted(r), method if r.num_accepted else None) for r in stats.rounds
+    )
 
 
 def modelled_tokens_per_s(stats: Statistics, costs: CostTable | None, method: str) -> float | None:
@@ -43,6 +83,16 @@ def modelled_tokens_per_s(stats: Statistics, costs: CostTable | None, method: st
 def oracle_tokens_per_s(stats: Statistics, costs: CostTable | None, method: str) -> float | None:
     """Emitted tokens / oracle seconds; None as in `modelled_tokens_per_s`."""
     return _rate(stats, oracle_s(stats, costs, method) if costs else None)
+
+
+def modelled_totals(costs: CostTable) -> Callable[[Sequence[AnswerRecord]], tuple[float, float]]:
+    """Totals for `speedups.pair`: a prompt's emitted tokens and modelled seconds, 0 where it has no price."""
+
+    def totals(answers: Sequence[AnswerRecord]) -> tuple[float, float]:
+        stats = Statistics.pool(answer.stats for answer in answers)
+        return float(stats.completion_tokens), modelled_s(stats, costs, answers[0].method) or 0.0
+
+    return totals
 
 
 def read_costs(text: str, methods: Sequence[str]) -> CostTable:
@@ -71,16 +121,21 @@ def read_costs(text: str, methods: Sequence[str]) -> CostTable:
         ) from None
 
 
-def _can_price(stats: Statistics, costs: CostTable, method: str) -> bool:
-    drafts_with_model = any(r.draft_rows for r in stats.rounds)
-    return "target" in stats.stages and (method in costs.drafts or not drafts_with_model)
-
-
 def _as_deep_as_accepted(record: RoundRecord) -> RoundRecord:
     depth = record.num_accepted
     return dataclasses.replace(
         record, widths=record.widths[: depth + 1], draft_rows=record.draft_rows[:depth]
     )
+
+
+def _sum(prices: Iterable[float | None]) -> float | None:
+    """None where one of them is."""
+    total = 0.0
+    for price in prices:
+        if price is None:
+            return None
+        total += price
+    return total
 
 
 def _rate(stats: Statistics, seconds: float | None) -> float | None:
