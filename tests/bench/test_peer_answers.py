@@ -27,6 +27,8 @@ PROMPT = (92, 23, 60, 70, 92, 23)
 """Plain decoding answers it with 14 tokens that are all different."""
 LOOP = (18, 79, 59, 88, 18, 79)
 """The answer ends in a loop, which lookup finds."""
+LONG = tuple(3 + i % 90 for i in range(600))
+"""Reading it takes a multiple of what a pass over one token takes."""
 ENDING = (63,)
 """The answer holds the model's own end token."""
 LENGTH = 14
@@ -180,11 +182,28 @@ class TestRoundsByHand:
     def test_economize_with_a_draft_model_that_is_right(self) -> None:
         peer = table(ALIKE).peer("economize:technique=draft_model:cycle=4")
         answer = peer.answer(PROMPT, FREE.replace(max_new_tokens=8))
-        # It drafts past the limit, and the draft model reads the prompt in the first round.
+        # It drafts past the limit. The draft model reads the prompt in the first round: no row of it counts.
         assert shapes(answer.stats.rounds) == [
-            (6, 3, (7, 1, 1), 3, 4, False),
+            (6, 3, (1, 1, 1), 3, 4, False),
             (10, 3, (2, 1, 1), 3, 3, True),
         ]
+
+    def test_economize_reads_the_draft_models_prompt_as_prefill(self) -> None:
+        peer = table(ALIKE).peer("economize:technique=draft_model:cycle=4")
+        stats = peer.answer(LONG, FREE).stats
+        assert stats.prefill_s > stats.ttft_s > 0
+        assert max(row for r in stats.rounds for row in r.draft_rows) <= 2
+
+    def test_assisted_generation_reads_it_before_the_first_token(self) -> None:
+        peer = table(ALIKE).peer("hf-assisted:tokens=3:confidence=0")
+        stats = peer.answer(LONG, FREE).stats
+        assert stats.prefill_s == stats.ttft_s
+        assert max(row for r in stats.rounds for row in r.draft_rows) <= 2
+
+    def test_only_stages_that_are_seen_are_told(self, name: str) -> None:
+        stats = table().peer(name).answer(PROMPT, FREE).stats
+        has_draft_model = name.startswith(("hf-assisted", "economize:technique"))
+        assert stats.stages == (("draft", "target") if has_draft_model else ("target",))
 
     @pytest.mark.parametrize("peer", ["hf-lookup", "economize"])
     def test_lookup_drafts_without_a_model(self, peer: str) -> None:
@@ -214,6 +233,41 @@ class TestSampling:
         options = FREE.replace(temperature=1.0, top_k=1, seed=0)
         for name in HF:
             assert table().peer(name).answer(PROMPT, options).token_ids == table().plain(PROMPT)
+
+
+class TestSamplingWork:
+    """`generate` does what was asked for on the vocabulary, and nothing else."""
+
+    @pytest.mark.parametrize("peer", HF)
+    @pytest.mark.parametrize(
+        ("asked", "warpers"),
+        [
+            ({"temperature": 0.0}, []),
+            ({"temperature": 1.0}, []),
+            ({"temperature": 0.7}, ["Temperature"]),
+            ({"temperature": 1.0, "top_p": 0.9}, ["TopP"]),
+            ({"temperature": 1.0, "top_k": 5}, ["TopK"]),
+            ({"temperature": 1.0, "min_p": 0.1}, ["MinP"]),
+        ],
+    )
+    def test_processors(
+        self,
+        peer: str,
+        asked: dict[str, Any],
+        warpers: list[str],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        model = table().shared.target.model
+        built, build = [], model._get_logits_processor
+
+        def keep(*arguments: Any, **named: Any) -> Any:
+            built.append(build(*arguments, **named))
+            return built[-1]
+
+        monkeypatch.setattr(model, "_get_logits_processor", keep)
+        table().peer(peer).answer(PROMPT, FREE.replace(seed=1, **asked))
+        names = [[type(p).__name__ for p in processors] for processors in built]
+        assert names == [[f"{warper}LogitsWarper" for warper in warpers]]
 
 
 class TestNoTrace:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from foredraft import GenerationOptions
 from foredraft.backends.hf import HFTarget
 from foredraft.bench.peers import PEERS, Shared, common, parse_peer
-from foredraft.bench.peers.rounds import Emission, PassLog, answer_of
+from foredraft.bench.peers.rounds import Drafting, Emission, Pass, PassLog, answer_of, drafting_of
 from foredraft.engine.stopping import end_tokens
 from foredraft.errors import ConfigError, ModelError
 from foredraft.results import STAGES
@@ -149,7 +149,14 @@ class TestRounds:
     def test_counted_by_hand(self) -> None:
         emissions = [
             Emission(2, 10.0),
-            Emission(3, 11.0, num_drafted=4, num_accepted=2, target_s=0.5, draft_rows=(2, 1)),
+            Emission(
+                3,
+                11.0,
+                num_drafted=4,
+                num_accepted=2,
+                target_s=0.5,
+                drafting=Drafting((2, 1), 0.25),
+            ),
             Emission(1, 11.5, num_drafted=1, num_accepted=1, cut=True),
         ]
         answer = answer_of(range(6), emissions, num_prompt=5, started=9.0, stages=STAGES)
@@ -159,6 +166,7 @@ class TestRounds:
         first, last = stats.rounds
         assert (first.context, first.widths, first.draft_rows) == (6, (1,) * 5, (2, 1))
         assert (first.num_accepted, first.num_emitted, first.total_s) == (2, 3, 1.0)
+        assert (first.draft_s, first.target_s) == (0.25, 0.5)
         assert (last.context, last.num_emitted, last.cut, last.total_s) == (9, 1, True, 0.5)
         assert stats.completion_tokens == 4, "the first emission belongs to the prefill"
         assert stats.acceptance_rate == 0.5, "the cut round counts for nothing"
@@ -176,9 +184,50 @@ class TestRounds:
         contexts = [num_prompt - 1 + sum(sizes[:i]) for i in range(1, len(sizes))]
         assert [r.context for r in stats.rounds] == contexts
 
+    def test_reading_the_prompt_late_is_prefill_and_no_round(self) -> None:
+        emissions = [
+            Emission(1, 10.0),
+            Emission(2, 13.0, num_drafted=1, num_accepted=1, drafting=Drafting((1,), 0.5, 2.0)),
+            Emission(1, 14.0),
+        ]
+        stats = answer_of(range(4), emissions, num_prompt=5, started=9.0, stages=STAGES).stats
+        assert (stats.ttft_s, stats.prefill_s, stats.decode_s) == (1.0, 3.0, 2.0)
+        assert [r.total_s for r in stats.rounds] == [1.0, 1.0]
+
     def test_an_emission_too_many_is_caught(self) -> None:
         with pytest.raises(AssertionError, match="every token belongs"):
             answer_of([1, 2], [Emission(1, 0.0)], num_prompt=1, started=0.0, stages=STAGES)
+
+
+def log_of(*passes: tuple[int, float, float]) -> PassLog:
+    """A log of passes with these rows, begins and ends."""
+    log = PassLog(lambda: None)
+    log.passes = [Pass(torch.zeros(1, rows), begin, end) for rows, begin, end in passes]
+    return log
+
+
+class TestDrafting:
+    LATER = ((1, 5.0, 6.0), (1, 6.0, 8.0), (2, 20.0, 20.5), (1, 20.5, 22.0))
+    """One row takes 1, 2 and 1.5 seconds."""
+
+    def test_the_prompt_is_taken_out_of_the_first_pass(self) -> None:
+        log = log_of((7, 1.0, 5.0), *self.LATER)
+        assert drafting_of(log, 0.0, 10.0) == Drafting((1, 1, 1), 7.0 - 2.5, prompt_s=2.5)
+        assert drafting_of(log, 10.0, 30.0) == Drafting((2, 1), 2.0)
+
+    def test_a_prompt_read_before_the_first_emission_is_in_no_round(self) -> None:
+        log = log_of((7, -9.0, -5.0), *self.LATER)
+        assert drafting_of(log, 0.0, 10.0) == Drafting((1, 1), 3.0)
+
+    def test_a_single_pass_is_the_prompts(self) -> None:
+        assert drafting_of(log_of((7, 1.0, 5.0)), 0.0, 10.0) == Drafting((1,), 0.0, prompt_s=4.0)
+
+    def test_a_prompt_that_took_no_time_takes_nothing_away(self) -> None:
+        log = log_of((2, 1.0, 2.0), (1, 2.0, 4.0))
+        assert drafting_of(log, 0.0, 10.0) == Drafting((1, 1), 3.0)
+
+    def test_no_pass_is_no_drafting(self) -> None:
+        assert drafting_of(log_of((1, 1.0, 2.0)), 3.0, 4.0) == Drafting()
 
 
 class TestPassLog:

@@ -132,7 +132,7 @@ class EconomizeContender:
             emissions_of(events, target.passes, draft, len(token_ids)),
             num_prompt=len(prompt_ids),
             started=started,
-            stages=("draft", "target"),
+            stages=("target",) if self._draft_runner is None else ("draft", "target"),
         )
 
     def close(self) -> None:
@@ -197,7 +197,6 @@ def emissions_of(
     )
     for (before, verified), drafted, accepted, at in later:
         kept = min(accepted + 1, left)
-        rows, draft_s = drafting_of(draft, before.end, verified.begin)
         emissions.append(
             Emission(
                 num_tokens=kept,
@@ -205,9 +204,8 @@ def emissions_of(
                 num_drafted=drafted,
                 num_accepted=accepted,
                 cut=kept < accepted + 1,
-                target_s=verified.end - verified.begin,
-                draft_s=draft_s,
-                draft_rows=rows,
+                target_s=verified.seconds,
+                drafting=drafting_of(draft, before.end, verified.begin),
             )
         )
         left -= kept

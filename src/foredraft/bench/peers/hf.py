@@ -178,7 +178,7 @@ class HFContender:
             emissions_of(target.passes, draft, stream),
             num_prompt=len(prompt_ids),
             started=started,
-            stages=("draft", "target"),
+            stages=("target",) if self._assistant is None else ("draft", "target"),
         )
 
     def close(self) -> None:
@@ -190,7 +190,9 @@ class HFContender:
         ends = list(end_tokens(options, self._target))
         sampling: dict[str, Any] = {"do_sample": False}
         if options.temperature > 0:
-            cuts = {"top_k": options.top_k, "top_p": options.top_p, "min_p": options.min_p}
+            # A min_p of 0 would be worked over the whole vocabulary all the same; the other cuts are not.
+            min_p = options.min_p or None
+            cuts = {"top_k": options.top_k, "top_p": options.top_p, "min_p": min_p}
             sampling = {"do_sample": True, "temperature": options.temperature, **cuts}
         return GenerationConfig(
             max_new_tokens=room_for(prompt_ids, options, self._target),
@@ -246,7 +248,6 @@ def emissions_of(passes: Sequence[Pass], draft: PassLog, stream: EmissionLog) ->
     first, *later = zip(passes, stream.token_ids, stream.times, strict=True)
     emissions = [Emission(len(first[1]), first[2])]
     for (before, *_), (verified, tokens, at) in pairwise([first, *later]):
-        rows, draft_s = drafting_of(draft, before.end, verified.begin)
         accepted = _num_accepted(verified.token_ids[0, 1:].tolist(), tokens)
         emissions.append(
             Emission(
@@ -255,9 +256,8 @@ def emissions_of(passes: Sequence[Pass], draft: PassLog, stream: EmissionLog) ->
                 num_drafted=verified.rows - 1,
                 num_accepted=accepted,
                 cut=accepted == len(tokens),
-                target_s=verified.end - verified.begin,
-                draft_s=draft_s,
-                draft_rows=rows,
+                target_s=verified.seconds,
+                drafting=drafting_of(draft, before.end, verified.begin),
             )
         )
     return emissions

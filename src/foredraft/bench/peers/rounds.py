@@ -1,7 +1,9 @@
 """A peer's answer as rounds: what each pass of the target verified and gave, and when.
 
 A round begins with the emission before it. The first emission comes out of the prefill pass: it is no
-round.
+round. A draft model may read the prompt only behind that emission, in its first pass: what that takes
+beyond a pass over the root alone is taken out of its round and counts as prefill, as for every other method.
+It came after the first token, so the time to that token is without it.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from statistics import median
 from typing import Any
 
 from torch import Tensor
@@ -32,6 +35,11 @@ class Pass:
     def rows(self) -> int:
         """N."""
         return self.token_ids.shape[-1]
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return self.end - self.begin
 
 
 class PassLog:
@@ -72,6 +80,18 @@ class PassLog:
 
 
 @dataclass(frozen=True, slots=True)
+class Drafting:
+    """What a draft model did for one round."""
+
+    rows: tuple[int, ...] = ()
+    """[L] rows of each of its passes, the prompt left out."""
+    seconds: float = 0.0
+    """From the first pass to the end of the last, the prompt left out."""
+    prompt_s: float = 0.0
+    """Seconds within the round that reading the prompt took."""
+
+
+@dataclass(frozen=True, slots=True)
 class Emission:
     """The tokens that one target pass added to the answer, and the draft that it verified."""
 
@@ -83,17 +103,32 @@ class Emission:
     cut: bool = False
     """Whether a stop or a limit trimmed what was verified."""
     target_s: float = 0.0
-    draft_s: float = 0.0
-    draft_rows: tuple[int, ...] = ()
-    """[L] rows of each pass of the draft model."""
+    drafting: Drafting = Drafting()
 
 
-def drafting_of(draft: PassLog, begin: float, end: float) -> tuple[tuple[int, ...], float]:
-    """Rows of each draft pass in a span of time, and seconds from the first one to the end of the last."""
+def drafting_of(draft: PassLog, begin: float, end: float) -> Drafting:
+    """What a draft model did in a span of time behind the first emission."""
     passes = draft.between(begin, end)
     if not passes:
-        return (), 0.0
-    return tuple(p.rows for p in passes), passes[-1].end - passes[0].begin
+        return Drafting()
+    rows = tuple(p.rows for p in passes)
+    seconds = passes[-1].end - passes[0].begin
+    if passes[0] is not draft.passes[0]:
+        return Drafting(rows, seconds)
+    prompt_s = _prompt_s(draft.passes)
+    return Drafting((1, *rows[1:]), seconds - prompt_s, prompt_s)
+
+
+def _prompt_s(passes: Sequence[Pass]) -> float:
+    """Seconds by which the first pass, over prompt and root, outlasts one over the root alone.
+
+    What the root alone takes is the median of the other passes with the fewest rows; without any other
+    pass it is not known, and the whole pass is the prompt's.
+    """
+    first, *others = passes
+    fewest = min((p.rows for p in others), default=0)
+    root_s = median([p.seconds for p in others if p.rows == fewest] or [0.0])
+    return max(first.seconds - root_s, 0.0)
 
 
 def rounds_of(emissions: Sequence[Emission], num_prompt: int) -> tuple[RoundRecord, ...]:
@@ -104,14 +139,14 @@ def rounds_of(emissions: Sequence[Emission], num_prompt: int) -> tuple[RoundReco
         RoundRecord(
             context=context,
             widths=(1,) * (emission.num_drafted + 1),
-            draft_rows=emission.draft_rows,
+            draft_rows=emission.drafting.rows,
             num_accepted=emission.num_accepted,
             num_emitted=emission.num_tokens,
             cut=emission.cut,
-            draft_s=emission.draft_s,
+            draft_s=emission.drafting.seconds,
             target_s=emission.target_s,
             verify_s=0.0,
-            total_s=emission.at - before.at,
+            total_s=emission.at - before.at - emission.drafting.prompt_s,
         )
         for context, (before, emission) in zip(
             list(contexts)[1:-1], pairwise(emissions), strict=True
@@ -139,14 +174,14 @@ def answer_of(
     ends = list(accumulate(e.num_tokens for e in emissions))
     assert ends[-1] == len(token_ids), "every token belongs to one pass"
     loops = loop_mask(token_ids)
-    prefill_s = emissions[0].at - started
+    ttft_s = emissions[0].at - started
     stats = Statistics(
         rounds=rounds_of(emissions, num_prompt),
         prompt_tokens=num_prompt,
         in_loop=tuple(loops[start] for start in ends[:-1]),
         loop_tokens=sum(loops[ends[0] :]),
-        prefill_s=prefill_s,
-        ttft_s=prefill_s,
+        prefill_s=ttft_s + sum(e.drafting.prompt_s for e in emissions),
+        ttft_s=ttft_s,
         stages=stages,
     )
     return Answer(tuple(token_ids), stats)
