@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -265,7 +266,8 @@ class TestSamplingWork:
             return built[-1]
 
         monkeypatch.setattr(model, "_get_logits_processor", keep)
-        table().peer(peer).answer(PROMPT, FREE.replace(seed=1, **asked))
+        brief = FREE.replace(max_new_tokens=2, seed=1)
+        table().peer(peer).answer(PROMPT, brief.replace(**asked))
         names = [[type(p).__name__ for p in processors] for processors in built]
         assert names == [[f"{warper}LogitsWarper" for warper in warpers]]
 
@@ -336,6 +338,17 @@ class TestRefusals:
     def test_what_a_benchmark_asks_for(self, name: str) -> None:
         sampled = GenerationOptions(temperature=0.7, top_p=0.9, seed=3)
         assert table().peer(name).refuse(sampled) is None
+
+    def test_another_version_of_economize_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        decoding = pytest.importorskip("economize.decoding")
+        version = importlib.metadata.version("economize")
+        monkeypatch.delattr(decoding, "CycleDecoder")
+        with pytest.raises(ModelError) as caught:
+            table().peer("economize")
+        assert str(caught.value).startswith(
+            f"economize {version} has another interface (ImportError: "
+        )
+        assert str(caught.value).endswith("; tested with 0.3.2")
 
     def test_economize_has_no_top_k(self) -> None:
         peer = table().peer("economize")

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import atexit
+import importlib.metadata
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from foredraft import Engine, GenerationOptions, zoo
 from foredraft.backends.hf import HFTarget
 from foredraft.bench.contenders import Contender
 from foredraft.bench.peers import Shared, parse_peer
-from foredraft.bench.peers.llamacpp import demand_survival, gguf_file
+from foredraft.bench.peers.llamacpp import demand_survival, gguf_file, placement
 from foredraft.errors import ModelError
 from tests.bench.tiny_gguf import save_gguf
 from tests.tiny_models import tiny_llama
@@ -56,9 +58,27 @@ class TestFile:
         with pytest.raises(ModelError, match="no GGUF file of this model: 'owner/tiny' is none"):
             gguf_file(None, shared())
 
-    def test_a_missing_one_is_named(self, tmp_path: Path) -> None:
-        with pytest.raises(ModelError, match="there is nothing at"):
-            gguf_file(str(tmp_path / "away.gguf"), shared())
+    def test_a_missing_one_is_named_as_it_was_given(self) -> None:
+        with pytest.raises(ModelError, match=r"there is no file '~/away\.gguf'"):
+            gguf_file("~/away.gguf", shared())
+
+
+class TestPlacement:
+    def test_a_target_on_the_cpu_keeps_it_there(self) -> None:
+        assert placement(torch.device("cpu")) == {
+            "n_gpu_layers": 0,
+            "offload_kqv": 0,
+            "op_offload": 0,
+        }
+
+    @pytest.mark.parametrize(("name", "number"), [("cuda", 0), ("cuda:3", 3)])
+    def test_a_target_on_one_gpu_keeps_it_on_that_one(self, name: str, number: int) -> None:
+        library = pytest.importorskip("llama_cpp", exc_type=ImportError)
+        assert placement(torch.device(name)) == {
+            "n_gpu_layers": -1,
+            "split_mode": library.LLAMA_SPLIT_MODE_NONE,
+            "main_gpu": number,
+        }
 
 
 class TestSurvival:
@@ -67,17 +87,26 @@ class TestSurvival:
         with pytest.raises(ModelError, match=r"crashes on this machine \(signal 11\)"):
             demand_survival(program)
 
+    def test_a_program_that_hangs_is_ended(self) -> None:
+        with pytest.raises(ModelError, match=r"and read 32 tokens in 0\.2 s; give a smaller file"):
+            demand_survival("import time; time.sleep(60)", timeout_s=0.2)
+
     def test_other_endings_are_none(self) -> None:
         demand_survival("import sys; sys.exit(int(sys.argv[1]))", "3")
 
 
 @pytest.fixture(scope="module")
-def peer(tmp_path_factory: pytest.TempPathFactory) -> Contender:
-    """llama.cpp on the target's own weights."""
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The target's own weights as a file."""
     utils = pytest.importorskip("llama_cpp._utils", exc_type=ImportError)
     for file in (utils.outnull_file, utils.errnull_file):
         atexit.register(file.close)  # the library leaves them open, which would be told at the end
-    model = save_gguf(shared().target.model, tmp_path_factory.mktemp("gguf") / "tiny.gguf")
+    return save_gguf(shared().target.model, tmp_path_factory.mktemp("gguf") / "tiny.gguf")
+
+
+@pytest.fixture(scope="module")
+def peer(model: Path) -> Contender:
+    """llama.cpp on that file."""
     return parse_peer(f"llama.cpp:gguf={model}:threads=1").build(shared())
 
 
@@ -141,9 +170,46 @@ class TestAnswers:
         assert capfd.readouterr() == ("", "")
 
 
+class TestFailures:
+    def test_after_an_error_it_answers_on(self, peer: Contender) -> None:
+        with pytest.raises(RuntimeError, match="llama_decode returned"):
+            peer.answer((*PROMPT, 10_000), FREE)
+        assert peer.answer(PROMPT, FREE).token_ids == plain(PROMPT)
+
+    def test_what_works_is_kept_until_the_larger_cache_is_there(
+        self, peer: Contender, model: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        fresh = parse_peer(f"llama.cpp:gguf={model}:threads=1").build(shared())
+
+        def fail(*arguments: Any, **named: Any) -> None:
+            raise ValueError("Failed to create llama_context")
+
+        monkeypatch.setattr("llama_cpp.Llama", fail)
+        with pytest.raises(
+            ModelError, match=r"cannot load tiny\.gguf with room for 2048 tokens \(Failed to create"
+        ):
+            fresh.answer(tuple(3 + i % 90 for i in range(1020)), FREE)
+        assert fresh.answer(PROMPT, FREE).token_ids == plain(PROMPT)
+        fresh.close()
+
+    def test_another_version_is_named(self, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        version = importlib.metadata.version("llama-cpp-python")
+        monkeypatch.delattr("llama_cpp.llama_supports_gpu_offload")
+        monkeypatch.delattr("llama_cpp.Llama")
+        with pytest.raises(ModelError) as caught:
+            parse_peer(f"llama.cpp:gguf={model}").build(shared())
+        assert str(caught.value) == (
+            f"llama-cpp-python {version} has another interface (AttributeError: module 'llama_cpp' has "
+            "no attribute 'Llama'); tested with 0.3.36"
+        )
+
+
 class TestRefusals:
     def test_it_need_not_agree(self, peer: Contender) -> None:
-        assert peer.comparable == "it computes with the weights in tiny.gguf, in its own way"
+        assert peer.comparable is not None
+        assert peer.comparable.startswith("it computes with the weights in tiny.gguf (llama ")
+        assert "F32" in peer.comparable, "the weights' own type"
+        assert peer.comparable.endswith("whatever the dtype of the run, and in its own way")
 
     def test_options_it_lacks(self, peer: Contender) -> None:
         assert peer.refuse(FREE.replace(min_p=0.1)) == "it does not honour min_p=0.1"
@@ -160,8 +226,13 @@ class TestRefusals:
         with pytest.raises(ModelError, match=r"other\.gguf is of another model: it has 90 tokens"):
             parse_peer(f"llama.cpp:gguf={file}").build(shared())
 
-    def test_a_file_that_is_no_model(self, peer: Contender, tmp_path: Path) -> None:
+    @pytest.mark.usefixtures("model")
+    def test_a_file_that_is_no_model(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         file = tmp_path / "broken.gguf"
         file.write_bytes(b"GGUF")
-        with pytest.raises(ModelError, match=r"llama-cpp-python cannot load broken\.gguf"):
-            parse_peer(f"llama.cpp:gguf={file}").build(shared())
+        monkeypatch.setenv("HOME", str(tmp_path))
+        with pytest.raises(
+            ModelError, match=r"llama-cpp-python cannot load broken\.gguf"
+        ) as caught:
+            parse_peer("llama.cpp:gguf=~/broken.gguf").build(shared())
+        assert str(tmp_path) not in str(caught.value)

@@ -7,12 +7,14 @@ the package behind a peer is imported when it is built.
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from foredraft.backends.hf_probe import first_line
 from foredraft.bench.contenders import Contender
 from foredraft.bench.peers.common import Settings, Shared
 from foredraft.errors import ConfigError, ModelError, suggestion
@@ -67,13 +69,23 @@ class PeerSpec:
         """The peer, ready to answer.
 
         Raises:
-            ModelError: it cannot run this model, or is not installed.
+            ModelError: it cannot run this model, is not installed, or is a version with another interface.
             ConfigError: it needs a draft model, and there is none.
         """
         reason = self.missing()
         if reason is not None:
             raise ModelError(f"{self.name} cannot run: {reason}")
-        return self.settings.build(self.text, shared)
+        try:
+            return self.settings.build(self.text, shared)
+        except (ImportError, AttributeError, TypeError) as error:
+            raise ModelError(self._another_interface(error)) from error
+
+    def _another_interface(self, error: Exception) -> str:
+        package, tested = self.settings.package, self.settings.tested
+        return (
+            f"{package} {importlib.metadata.version(package)} has another interface "
+            f"({type(error).__name__}: {first_line(error)}); tested with {tested}"
+        )
 
 
 def parse_peer(text: str) -> PeerSpec:

@@ -42,6 +42,8 @@ class Settings(Protocol):
     """What it imports."""
     package: ClassVar[str]
     """What pip installs for that."""
+    tested: ClassVar[str]
+    """The version of it that this adapter was tested with."""
 
     @property
     def needs_draft_model(self) -> bool:
@@ -74,6 +76,13 @@ def at_least(least: float, **options: float | None) -> None:
     for name, value in options.items():
         if value is not None and not value >= least:
             raise ConfigError(f"{name}={value} is not allowed; give {least} or more")
+
+
+def at_most(most: float, **options: float | None) -> None:
+    """Raise ConfigError for an option above `most`; None is the peer's own default."""
+    for name, value in options.items():
+        if value is not None and not value <= most:
+            raise ConfigError(f"{name}={value} is not allowed; give {most} or less")
 
 
 def not_honoured(options: GenerationOptions, honoured: Collection[str]) -> str | None:

@@ -34,6 +34,7 @@ class Economize:
 
     module: ClassVar[str] = "economize"
     package: ClassVar[str] = "economize"
+    tested: ClassVar[str] = "0.3.2"
 
     technique: str = "lookup"
     cycle: int | None = None
@@ -52,6 +53,7 @@ class Economize:
         common.at_least(2, cycle=self.cycle)
         common.at_least(1, ngram=self.ngram)
         common.at_least(0, confidence=self.confidence)
+        common.at_most(1, confidence=self.confidence)
         if self.match is not None and self.match not in MATCHES:
             raise ConfigError(f"unknown match {self.match!r}; {suggestion(self.match, MATCHES)}")
         self._refuse_unused()
@@ -109,6 +111,14 @@ class EconomizeContender:
         self._target, self._settings = shared.target, settings
         self._runner = _runner(shared.target.model)
         self._draft_runner = None if draft_model is None else _runner(draft_model)
+        self._rehearse()
+
+    def _rehearse(self) -> None:
+        """Put the parts together once: another version of the library shows here, not amid a run."""
+        for temperature in (0.0, 1.0):
+            options = GenerationOptions(temperature=temperature, seed=0)
+            self._decoder(options, EventLog())
+            self._selector(options)
 
     def refuse(self, options: GenerationOptions) -> str | None:
         """Names the options that the library lacks."""

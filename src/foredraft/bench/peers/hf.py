@@ -33,6 +33,7 @@ HONOURED = frozenset(
         "ignore_eos",
     }
 )
+TESTED = "5.24.0"
 SCHEDULES = ("constant", "heuristic", "heuristic_transient")
 
 
@@ -42,6 +43,7 @@ class Plain:
 
     module: ClassVar[str] = "transformers"
     package: ClassVar[str] = "transformers"
+    tested: ClassVar[str] = TESTED
     needs_draft_model: ClassVar[bool] = False
 
     def build(self, name: str, shared: Shared) -> Contender:
@@ -55,6 +57,7 @@ class Assisted:
 
     module: ClassVar[str] = "transformers"
     package: ClassVar[str] = "transformers"
+    tested: ClassVar[str] = TESTED
     needs_draft_model: ClassVar[bool] = True
 
     tokens: int | None = None
@@ -67,6 +70,7 @@ class Assisted:
     def __post_init__(self) -> None:
         common.at_least(1, tokens=self.tokens)
         common.at_least(0, confidence=self.confidence)
+        common.at_most(1, confidence=self.confidence)
         if self.schedule is not None and self.schedule not in SCHEDULES:
             hint = suggestion(self.schedule, SCHEDULES)
             raise ConfigError(f"unknown schedule {self.schedule!r}; {hint}")
@@ -94,6 +98,7 @@ class Lookup:
 
     module: ClassVar[str] = "transformers"
     package: ClassVar[str] = "transformers"
+    tested: ClassVar[str] = TESTED
     needs_draft_model: ClassVar[bool] = False
 
     tokens: int = 10
