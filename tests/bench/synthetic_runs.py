@@ -77,15 +77,20 @@ def answer_of(
     turn: int = 0,
     identical: str = "yes",
     repeats_s: Sequence[float] = (),
+    prompt: int = 0,
+    first_tokens: int = 0,
     **changes: Any,
 ) -> AnswerRecord:
-    """The record of one answer; its tokens are 0, 1, 2, .."""
+    """The record of one answer; its tokens are 0, 1, 2, .., of which prefill gave `first_tokens`.
+
+    The prompt is one token, `prompt`, whatever its length is said to be.
+    """
     stats = statistics(*rounds, **changes)
-    count = stats.completion_tokens
+    count = stats.completion_tokens + first_tokens
     seconds = tuple(repeats_s) or (stats.decode_s,)
     return AnswerRecord(
-            method, turn, digest(()), identical, digest(range(count)), count, seconds, stats
-        )
+        method, turn, digest((prompt,)), identical, digest(range(count)), count, seconds, stats
+    )
 
 
 def prompt_of(
@@ -104,7 +109,6 @@ def run_of(*records: PromptRecord, costs: CostTable | None = None, **plan: Any) 
         "model": "toy",
         "drafter": None,
         "dtype": None,
-        "loaded_dtype": "float32",
         "max_new_tokens": TOKENS,
         "temperature": 0.0,
         "repeats": 1,
@@ -119,6 +123,7 @@ def run_of(*records: PromptRecord, costs: CostTable | None = None, **plan: Any) 
             "cpu": "a processor",
             "threads": 2,
             "device": "cpu",
+            "dtype": "float32",
             "packages": {"torch": "2.13.0"},
         },
     }
@@ -188,6 +193,9 @@ CONTENDERS: dict[str, tuple[tuple[int, ...], float, float]] = {
     "llama.cpp": ((1,), 0.0, 0.4),
 }
 """Widths of the draft, acceptance of a level, and seconds of a round in passes of one row."""
+
+SEEN: dict[str, tuple[str, ...]] = {"hf": ("target",), "hf-lookup": ("target",), "llama.cpp": ()}
+"""The stages that peers let be seen."""
 
 SUITES = {
     "chat": -0.1,
@@ -272,5 +280,5 @@ def _contender(method: str, easier: float, turn: int, rng: np.random.Generator) 
         turn=turn,
         identical=identical,
         repeats_s=(seconds, seconds * 1.03),
-        stages=() if method == "llama.cpp" else STAGES,
+        stages=SEEN.get(method, STAGES),
     )

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from foredraft.bench.speedups import Floats, scipy_stats
 
@@ -17,13 +18,17 @@ ALPHA = 0.02
 """How often, of all comparisons of a run with itself, one is let to say that something changed."""
 SMALLEST_EFFECT = 0.03
 """Two runs on a shared machine differ by this much without a cause."""
+WIDEST_EFFECT = 0.10
+"""Where the interval reaches further than this from its middle, a change that matters may hide in it."""
 OUTLIER_DEVIATIONS = 3.5
-"""A prompt so many robust standard deviations from the median of its suite is set aside .."""
+"""A prompt so many robust standard deviations from the median of its suite is an outlier .."""
 STALL = 1.5
 """.. if it is also off by this factor: a machine that stalled, and not a change that is looked for."""
 MAD_TO_DEVIATION = 1.4826
 """The standard deviation of normal noise in units of its median absolute deviation."""
-FASTER, SLOWER, NO_DIFFERENCE = "faster", "slower", "no difference"
+FASTER, SLOWER, NO_DIFFERENCE, CANNOT_TELL = "faster", "slower", "no difference", "cannot tell"
+
+Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +39,7 @@ class Estimate:
         ratio: the geometric mean over prompts.
         low, high: its Student interval of level 1 - `ALPHA`; None where fewer than two prompts count.
         p_value: of the signed-rank test that nothing changed.
-        prompts, set_aside: prompts that count, and those left out as stalls.
+        prompts: how many prompts this is from.
     """
 
     ratio: float
@@ -42,27 +47,55 @@ class Estimate:
     high: float | None
     p_value: float
     prompts: int
-    set_aside: int
 
 
-def estimate(logs: Floats, suites: Sequence[str]) -> Estimate:
-    """The change that these prompts show together.
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a set of prompts shows.
+
+    Attributes:
+        p_value: corrected for everything that is looked at beside it.
+        verdict: `x % faster`, `x % slower`, `no difference` or `cannot tell`.
+    """
+
+    estimate: Estimate
+    p_value: float
+    verdict: str
+
+    @property
+    def kind(self) -> str:
+        """The verdict without its figure."""
+        return self.verdict.partition(" % ")[2] or self.verdict
+
+    def contradicts(self, other: Finding) -> bool:
+        """Whether both claim something, and not the same."""
+        return self.kind != other.kind and CANNOT_TELL not in (self.kind, other.kind)
+
+
+def estimate(logs: Floats) -> Estimate:
+    """The change that prompts show together.
 
     Args:
         logs: [P] log of the ratio for each prompt, at least one.
-        suites: [P] the suite of each: outliers are told within their own suite, so that a change of a whole
-            suite counts.
     """
-    kept = logs[_plausible(logs, suites)]
-    log, reach = float(kept.mean()), _reach(kept)
+    log, reach = float(logs.mean()), _reach(logs)
     return Estimate(
         ratio=math.exp(log),
         low=None if reach is None else math.exp(log - reach),
         high=None if reach is None else math.exp(log + reach),
-        p_value=_p_value(kept),
-        prompts=len(kept),
-        set_aside=len(logs) - len(kept),
+        p_value=_p_value(logs),
+        prompts=len(logs),
     )
+
+
+def judge(estimates: Sequence[Estimate]) -> list[Finding]:
+    """What each of several estimates shows, when all of them are looked at together."""
+    p_values = [found.p_value for found in estimates]
+    findings = []
+    for i, (found, p) in enumerate(zip(estimates, correct(p_values), strict=True)):
+        least = [*p_values[:i], smallest_p(found.prompts), *p_values[i + 1 :]]
+        findings.append(Finding(found, p, verdict(found, p, correct(least)[i])))
+    return findings
 
 
 def correct(p_values: Sequence[float]) -> list[float]:
@@ -72,26 +105,47 @@ def correct(p_values: Sequence[float]) -> list[float]:
     return [float(p) for p in scipy_stats().false_discovery_control(list(p_values))]
 
 
-def verdict(found: Estimate, corrected_p: float) -> str:
-    """`no difference`, `x % faster` or `x % slower`."""
-    if found.low is None or found.high is None or found.low <= 1 <= found.high:
-        return NO_DIFFERENCE
-    if corrected_p > ALPHA or abs(math.log(found.ratio)) < math.log1p(SMALLEST_EFFECT):
-        return NO_DIFFERENCE
-    change = FASTER if found.ratio > 1 else SLOWER
-    return f"{100 * abs(found.ratio - 1):.0f} % {change}"
+def smallest_p(prompts: int) -> float:
+    """The signed-rank test's p-value where every prompt changed in the same direction."""
+    return float(2.0 ** (1 - prompts))
 
 
-def _plausible(logs: Floats, suites: Sequence[str]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """[P] which prompts are no stalls."""
+def verdict(found: Estimate, corrected_p: float, smallest_corrected_p: float) -> str:
+    """`x % faster`, `x % slower`, `no difference` or `cannot tell`.
+
+    Args:
+        found: what was measured.
+        corrected_p: its p-value, corrected.
+        smallest_corrected_p: the same had every prompt changed in the same direction.
+    """
+    if found.low is None or found.high is None:
+        return CANNOT_TELL
+    if found.low == found.high == 1:  # not two measurements, but one
+        return NO_DIFFERENCE
+    tested, apart = corrected_p <= ALPHA, not found.low <= 1 <= found.high
+    if abs(math.log(found.ratio)) >= math.log1p(SMALLEST_EFFECT):
+        if tested and apart:
+            return f"{100 * abs(found.ratio - 1):.0f} % {FASTER if found.ratio > 1 else SLOWER}"
+        if tested or apart:
+            return CANNOT_TELL
+    wide = math.log(found.high / found.ratio) > math.log1p(WIDEST_EFFECT)
+    return CANNOT_TELL if wide or smallest_corrected_p > ALPHA else NO_DIFFERENCE
+
+
+def outliers(logs: Floats, suites: Sequence[str]) -> Flags:
+    """[P] which prompts are further from the others than noise goes.
+
+    Args:
+        logs: [P] log of the ratio for each prompt, at least one.
+        suites: [P] the suite of each: outliers are told within their own suite, so that a change of a whole
+            suite is none.
+    """
     names = np.array(suites)
-    centres = np.array([np.median(logs[names == name]) for name in names])
-    off = np.abs(logs - centres)
+    centres = {name: np.median(logs[names == name]) for name in set(suites)}
+    off = np.abs(logs - np.array([centres[name] for name in suites]))
     deviation = MAD_TO_DEVIATION * float(np.median(off))
-    within: np.ndarray[tuple[int], np.dtype[np.bool_]] = off <= max(
-        OUTLIER_DEVIATIONS * deviation, math.log(STALL)
-    )
-    return within
+    found: Flags = off > max(OUTLIER_DEVIATIONS * deviation, math.log(STALL))
+    return found
 
 
 def _reach(logs: Floats) -> float | None:

@@ -125,7 +125,7 @@ def compare(
     """Show what changed between two runs, and whether it is more than noise."""
     with clear_failures():
         from foredraft.bench.compare import compare_runs, read_pairs
-        from foredraft.bench.comparison import render_comparison
+        from foredraft.cli.show_comparison import render_comparison
 
         a, b = RunFolder(first).read(), RunFolder(second).read()
         comparison = compare_runs(a, b, read_pairs(pair or [], a, b))

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
-from foredraft.bench.compare import Change, Comparison, Facts
-from foredraft.bench.noise import ALPHA, FASTER, NO_DIFFERENCE
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from foredraft.bench.changes import Change
+from foredraft.bench.compare import Comparison, Facts
+from foredraft.bench.noise import ALPHA, FASTER, SLOWER
 from foredraft.bench.rows import ALL
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.table import Table
-    from rich.text import Text
 
 
 def render_comparison(comparison: Comparison) -> RenderableType:
-    """Differing settings first, then what changed, what could not have been noise, and notes."""
-    from rich.console import Group
-
+    """Differing settings first, then what changed, what no clock decides, and notes."""
     return Group(*_parts(comparison))
 
 
 def _parts(comparison: Comparison) -> Iterator[RenderableType]:
-    from rich.text import Text
-
     first, second = comparison.names
     yield Text(f"{second} against {first}, on {comparison.prompts} common prompts\n")
     if comparison.settings:
@@ -60,8 +55,6 @@ def _changes_table(changes: Sequence[Change]) -> Table:
 
 
 def _change_cells(change: Change) -> tuple[str | Text, ...]:
-    from rich.text import Text
-
     found = change.estimate
     interval = "" if found.low is None else f"{found.low:.3f} to {found.high:.3f}"
     return (
@@ -92,9 +85,6 @@ def _facts_table(facts: Sequence[Facts]) -> Table:
 
 
 def _table(title: str, header: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, title_style="bold")
     for name in header:
         table.add_column(name)
@@ -113,6 +103,6 @@ def _both(values: tuple[float | None, float | None], form: str) -> str:
 
 
 def _style(verdict: str) -> str:
-    if verdict == NO_DIFFERENCE:
-        return "dim"
-    return "green" if verdict.endswith(FASTER) else "red"
+    if verdict.endswith(FASTER):
+        return "green"
+    return "red" if verdict.endswith(SLOWER) else "dim"

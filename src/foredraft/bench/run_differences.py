@@ -46,8 +46,8 @@ def differing_settings(a: Run, b: Run) -> tuple[Difference, ...]:
 
 
 def _settings(plan: Mapping[str, Any]) -> dict[str, Any]:
-    hidden = LISTED_ELSEWHERE | ({"dtype"} if "loaded_dtype" in plan else set())
-    request = {name: value for name, value in plan.items() if name not in hidden}
+    """What was asked for, and in its place what came of it, such as the dtype that was loaded."""
+    request = {name: value for name, value in plan.items() if name not in LISTED_ELSEWHERE}
     made = {
         name: value
         for name, value in plan.get("provenance", {}).items()
