@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from foredraft.bench import report
 from foredraft.bench.folder import Run, RunFolder
+from foredraft.bench.modelled import pricing_of
 from foredraft.bench.plan import PLAIN
 from foredraft.bench.report import report_text, write_report
 from foredraft.bench.rows import results_document
@@ -35,7 +38,12 @@ def run() -> Run:
 
 def text_of(run: Run) -> str:
     """The report of a run, as if every plot was drawn."""
-    return report_text(run, results_document(run), list(report.CAPTIONS), "by hand")
+    return report_text(run, document_of(run), list(report.CAPTIONS))
+
+
+def document_of(run: Run) -> dict[str, Any]:
+    """The results of a run, priced by its own table."""
+    return results_document(run, pricing_of(run, None))
 
 
 def folder_of(run: Run, path: Path) -> RunFolder:
@@ -64,16 +72,18 @@ def test_the_files_are_written_and_agree(run: Run, tmp_path: Path) -> None:
     pictures = [name for name in report.CAPTIONS if f"]({name})" in text]
     assert all((tmp_path / name).exists() for name in pictures)
     assert len(pictures) == 4
-    assert "by the cost table measured with this run" in text
+    assert "priced by the cost table measured with this run" in text
+    assert document["costs"]["source"] == "costs.json"
 
 
 def test_another_cost_table_is_named(run: Run, tmp_path: Path) -> None:
     folder = folder_of(run, tmp_path)
-    own = {row["method"]: row["modelled_tokens_per_s"] for row in results_document(run)["rows"]}
+    own = {row["method"]: row["modelled_tokens_per_s"] for row in document_of(run)["rows"]}
     document = write_report(folder, "flat:level=0.2")
     flat = {row["method"]: row["modelled_tokens_per_s"] for row in document["rows"]}
     assert flat["eagle"] != own["eagle"]
-    assert "flat:level=0.2" in (tmp_path / "report.md").read_text()
+    assert document["costs"] == {"source": "flat:level=0.2", "provenance": {}}
+    assert "priced by the cost table flat:level=0.2" in (tmp_path / "report.md").read_text()
     with pytest.raises(ConfigError, match="flat:steps=3"):
         write_report(folder, "flat:steps=3")
 
@@ -89,15 +99,41 @@ def test_a_folder_without_a_finished_prompt_is_said(tmp_path: Path) -> None:
 def test_every_method_and_suite_is_in_the_main_table(run: Run) -> None:
     text = text_of(run)
     assert set(table_rows(text, "Speedup over plain decoding")) == set(METHODS) - {PLAIN}
-    assert "| method | chat | code | all |" in text
+    assert "| method | all | chat | code |" in text
     assert set(table_rows(text, "All suites together")) == set(METHODS)
     assert set(table_rows(text, "Time of a round")) == set(METHODS)
 
 
-def test_figures_of_a_table_are_those_of_the_document(run: Run) -> None:
-    row = next(
-        r for r in results_document(run)["rows"] if (r["suite"], r["method"]) == ("all", "eagle")
+def test_the_categories_of_the_only_suite_stand_like_suites() -> None:
+    text = text_of(whole_run(METHODS, ("chat",), prompts=2))
+    assert "| method | all | chat/short | chat/long |" in text
+    assert text.split("## All")[0].count("| eagle |") == 1
+    one_category = text_of(whole_run(METHODS, ("code",), prompts=1))
+    assert "| method | all |\n" in one_category
+
+
+def test_prompts_are_counted_where_they_are_not_the_same(run: Run) -> None:
+    assert "| prompts |" not in text_of(run)
+    first, *others = run.records
+    without = tuple(answer for answer in first.answers if answer.method != "hf")
+    shorter = dataclasses.replace(
+        run, records=(dataclasses.replace(first, answers=without), *others)
     )
+    text = text_of(shorter)
+    assert "- hf answered 5 of 6 prompts; its figures are on those" in text
+    cells = table_rows(text, "All suites together")
+    assert [cells[method][0] for method in ("hf", "eagle")] == ["5", "6"]
+
+
+def test_stages_that_are_not_seen_are_no_zeros(run: Run) -> None:
+    cells = table_rows(text_of(run), "Time of a round")
+    assert cells["llama.cpp"][:4] == ["–"] * 4
+    assert [cell == "–" for cell in cells["hf"][:4]] == [True, False, True, False]
+    assert "–" not in cells["eagle"][:4]
+
+
+def test_figures_of_a_table_are_those_of_the_document(run: Run) -> None:
+    row = next(r for r in document_of(run)["rows"] if (r["suite"], r["method"]) == ("all", "eagle"))
     cells = table_rows(text_of(run), "All suites together")["eagle"]
     assert cells[0] == f"{row['tokens_per_s']:.1f}"
     assert cells[1].startswith(
@@ -110,16 +146,57 @@ def test_chance_is_not_called_faster() -> None:
     """The method is no faster than plain decoding, whatever its figure says."""
     run = noisy_run(3, {PLAIN: 1.0, "m": 1.0}, noise=Noise(0.1, 0.1))
     text = text_of(run)
-    assert "No method was faster than plain decoding beyond chance" in text
+    assert "No method with plain decoding's answers was faster beyond chance" in text
     assert table_rows(text, "Speedup over plain decoding")["m"][0].endswith("≈")
 
 
-def test_the_headline_names_the_fastest_of_those_that_answer_alike(run: Run) -> None:
-    """llama.cpp is faster still, with weights of its own."""
-    rows = [row for row in results_document(run)["rows"] if row["suite"] == "all"]
-    fastest = sorted(rows, key=lambda row: float(row["speedup_vs_plain"]))[-2:]
-    assert fastest[1]["method"] == "llama.cpp"
-    assert f"**{fastest[0]['method']} was fastest: " in text_of(run)
+# --- the headline --------------------------------------------------------------------------------------
+
+
+def headline_of(speeds: dict[str, float], wrong: str = "", **reasons: str) -> str:
+    """The first sentences of a report on methods of these speeds, of which one gave a wrong answer."""
+    records = [
+        prompt_of(
+            answer_of(PLAIN, round_of(seconds=1.0 + 0.01 * i)),
+            *(
+                answer_of(
+                    method,
+                    round_of(seconds=1 / speed),
+                    identical="bug at token 4" if method == wrong and i == 1 else "yes",
+                )
+                for method, speed in speeds.items()
+            ),
+            id=str(i),
+        )
+        for i in range(3)
+    ]
+    run = run_of(*records, comparable=reasons)
+    return text_of(run).split("\n\n")[1]
+
+
+def test_the_headline_names_the_fastest_that_was_measured() -> None:
+    text = headline_of({"m": 1.5, "n": 2.0})
+    assert text.startswith("**n was the fastest measured: 2.02 times plain decoding's speed (95 %")
+    assert text.endswith("no answer differs.**")
+
+
+def test_a_method_with_a_wrong_answer_is_not_the_fastest() -> None:
+    text = headline_of({"m": 1.5, "n": 2.0}, wrong="n")
+    assert text.startswith("**m was the fastest measured: 1.5")
+    assert "1 answer is wrong" in text
+    assert "No method with plain decoding's answers" in headline_of({"n": 2.0}, wrong="n")
+
+
+def test_other_weights_are_not_crowned_without_saying_so() -> None:
+    reason = "it computes with other weights"
+    text = headline_of({"m": 1.5, "other": 3.0}, other=reason)
+    assert text.startswith("**m was the fastest measured: 1.5")
+    assert f"other had 3.03 times that speed, but need not give the same answers: {reason}." in text
+    slower = headline_of({"m": 1.5, "other": 1.2}, other=reason)
+    assert reason not in slower, "no rival"
+    alone = headline_of({"other": 3.0}, other=reason)
+    assert alone.startswith("**No method with plain decoding's answers was faster")
+    assert reason in alone
 
 
 def test_bugs_are_in_the_headline_and_in_the_notes() -> None:

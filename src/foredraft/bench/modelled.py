@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from foredraft.bench.folder import COSTS, Run
 from foredraft.bench.records import AnswerRecord
@@ -28,6 +29,10 @@ class Pricing:
     table: CostTable
     source: str
     """The file of the run's own table, or what was given in its place."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Where it is from and how it was measured, ready for JSON."""
+        return {"source": self.source, "provenance": dict(self.table.provenance)}
 
 
 def pricing_of(run: Run, costs: str | None) -> Pricing | None:

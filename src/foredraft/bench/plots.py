@@ -1,4 +1,7 @@
-"""The plots of a run. Figures are built from rows alone, without matplotlib's global state."""
+"""The plots of a run. Figures are built from rows alone, without matplotlib's global state.
+
+A method has the same colour and marker in all of them.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foredraft.bench.plan import PLAIN
-from foredraft.bench.rows import ALL
+from foredraft.bench.rows import ALL, Rows
 from foredraft.errors import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Rows = Sequence[Mapping[str, Any]]
+Groups = Mapping[str, Rows]
+"""What `by_group` gives: the rows of all suites, then of each suite or category."""
 
 DPI = 150
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#B8A800")
@@ -24,14 +28,16 @@ MARKERS = "osD^vP*Xhp"
 """Methods beyond the eighth repeat colours, but with other markers."""
 GREY, LIGHT = "#666666", "#DDDDDD"
 STAGES = {"draft_ms": "draft", "target_ms": "target", "verify_ms": "verify", "other_ms": "other"}
+REST = "other_ms"
 STAGE_COLOURS = ("#E69F00", "#0072B2", "#009E73", "#BBBBBB")
+HATCHED: Mapping[str, Any] = {"facecolor": "white", "edgecolor": GREY, "hatch": "////"}
 PANELS_PER_ROW = 4
 LABEL_ROOM = 1.2
 """The axis of speedups ends so far past the largest one, for the figure written beside it."""
 ISO_SPEEDUPS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
-def write_plots(folder: Path, rows: Rows) -> list[str]:
+def write_plots(folder: Path, groups: Groups) -> list[str]:
     """Draw `speedup.png`, `cost.png`, `depth.png` and `stages.png`; give the names of those drawn.
 
     A plot that the rows have nothing for is left out, and an old one removed.
@@ -42,7 +48,7 @@ def write_plots(folder: Path, rows: Rows) -> list[str]:
     drawn = []
     for name, draw in PLOTS.items():
         file = folder / name
-        figure = draw(rows)
+        figure = draw(groups)
         file.unlink(missing_ok=True)
         if figure is not None:
             figure.savefig(file, dpi=DPI, bbox_inches="tight", facecolor="white")
@@ -50,33 +56,31 @@ def write_plots(folder: Path, rows: Rows) -> list[str]:
     return drawn
 
 
-def speedup_plot(rows: Rows) -> Figure | None:
-    """A panel for each suite: every method's speedup over plain decoding with its interval."""
-    methods = [m for m in _methods(rows) if m != PLAIN]
-    suites = _suites(rows)
-    known = [r for r in rows if r["method"] in methods and r["speedup_vs_plain"] is not None]
-    if not known:
+def speedup_plot(groups: Groups) -> Figure | None:
+    """A panel for each group: every method's speedup over plain decoding with its interval."""
+    known = {name: [r for r in rows if _has_speedup(r)] for name, rows in groups.items()}
+    if not any(known.values()):
         return None
-    columns = min(len(suites), PANELS_PER_ROW)
-    lines = math.ceil(len(suites) / columns)
+    styles = _styles(groups)
+    methods = [method for method in styles if method != PLAIN]
+    columns = min(len(groups), PANELS_PER_ROW)
+    lines = math.ceil(len(groups) / columns)
     figure = _figure(1.8 + 2.5 * columns, 0.7 + lines * (0.75 + 0.27 * len(methods)))
     axes = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False)
-    styles = _styles(_methods(rows))
-    for axis, suite in zip(axes.flat, suites, strict=False):
-        _speedup_panel(_bare(axis), [r for r in known if r["suite"] == suite], methods, styles)
-        axis.set_title(_suite_title(suite), fontsize=10, loc="left", fontweight="bold")
-    for axis in axes.flat[len(suites) :]:
+    for axis, (name, rows) in zip(axes.flat, known.items(), strict=False):
+        _speedup_panel(_bare(axis), rows, methods, styles)
+        title = "all prompts" if name == ALL else name
+        axis.set_title(title, fontsize=10, loc="left", fontweight="bold")
+    for axis in axes.flat[len(groups) :]:
         axis.set_visible(False)
-    axes.flat[0].set_xlim(
-        0, LABEL_ROOM * max(r["speedup_vs_plain_high"] or r["speedup_vs_plain"] for r in known)
-    )
+    axes.flat[0].set_xlim(0, LABEL_ROOM * max(_high(r) for rows in known.values() for r in rows))
     figure.supxlabel("times as fast as plain decoding (bars: 95 % intervals)", fontsize=10)
     return figure
 
 
-def cost_plot(rows: Rows) -> Figure | None:
+def cost_plot(groups: Groups) -> Figure | None:
     """What a round gives against what it costs, both measured; lines join equal speedups."""
-    pooled = _pooled(rows)
+    pooled = _pooled(groups)
     if PLAIN not in pooled:
         return None
     base = _round_ms(pooled[PLAIN])
@@ -90,7 +94,7 @@ def cost_plot(rows: Rows) -> Figure | None:
     right = 1.12 * max(x for x, _ in points.values())
     top = 1.12 * max(y for _, y in points.values())
     _iso_lines(axis, right, top)
-    styles = _styles(list(pooled))
+    styles = _styles(groups)
     for name, point in points.items():
         colour, marker = styles[name]
         axis.plot(*point, marker, color=colour, markersize=9, label=name, clip_on=False, zorder=3)
@@ -107,17 +111,16 @@ def cost_plot(rows: Rows) -> Figure | None:
     return figure
 
 
-def depth_plot(rows: Rows) -> Figure | None:
+def depth_plot(groups: Groups) -> Figure | None:
     """The share of rounds whose token was accepted at each depth, of those that drafted so deep."""
-    pooled = _pooled(rows)
-    lines = {name: row["accepted_per_depth"] for name, row in pooled.items()}
+    lines = {name: row["accepted_per_depth"] for name, row in _pooled(groups).items()}
     if not any(lines.values()):
         return None
     figure = _figure(8.2, 4.4)
     axis = _bare(figure.add_subplot())
     from matplotlib.ticker import MaxNLocator
 
-    styles = _styles(list(pooled))
+    styles = _styles(groups)
     for name, shares in lines.items():
         if shares:
             colour, marker = styles[name]
@@ -131,9 +134,9 @@ def depth_plot(rows: Rows) -> Figure | None:
     return figure
 
 
-def stages_plot(rows: Rows) -> Figure | None:
-    """Where the time of an emitted token goes; methods that do not tell get one hatched bar."""
-    pooled = {name: row for name, row in _pooled(rows).items() if row["tpot_ms"] is not None}
+def stages_plot(groups: Groups) -> Figure | None:
+    """Where the time of an emitted token goes; what cannot be seen of it is hatched."""
+    pooled = {name: row for name, row in _pooled(groups).items() if row["tpot_ms"] is not None}
     if not pooled:
         return None
     figure = _figure(8.2, 1.2 + 0.36 * len(pooled))
@@ -147,11 +150,11 @@ def stages_plot(rows: Rows) -> Figure | None:
     axis.set_xlabel("milliseconds per emitted token")
     axis.set_title("Time by stage", loc="left", fontweight="bold")
     axis.tick_params(axis="y", length=0)
-    _stage_legend(axis, unstaged=any(row["target_ms"] is None for row in pooled.values()))
+    _stage_legend(axis, hides=any(map(_hides_stages, pooled.values())))
     return figure
 
 
-PLOTS: Mapping[str, Callable[[Rows], Any]] = {
+PLOTS: Mapping[str, Callable[[Groups], Any]] = {
     "speedup.png": speedup_plot,
     "cost.png": cost_plot,
     "depth.png": depth_plot,
@@ -213,26 +216,30 @@ def _iso_lines(axis: Axes, right: float, top: float) -> None:
 
 
 def _stage_bar(axis: Axes, place: int, row: Mapping[str, Any]) -> None:
-    total = row["tpot_ms"]
-    if row["target_ms"] is None:
-        axis.barh(place, total, color="white", edgecolor=GREY, hatch="////", height=0.7)
-    else:
-        left = 0.0
-        for (stage, _), colour in zip(STAGES.items(), STAGE_COLOURS, strict=True):
-            length = row[stage] / row["tokens_per_pass"]
+    """The stages that are seen, and then the rest: hatched where it holds stages that are not."""
+    total, left = row["tpot_ms"], 0.0
+    for (name, _), colour in zip(STAGES.items(), STAGE_COLOURS, strict=True):
+        if name != REST and row[name] is not None:
+            length = row[name] / row["tokens_per_pass"]
             axis.barh(place, length, left=left, color=colour, height=0.7)
             left += length
+    look = HATCHED if _hides_stages(row) else {"color": STAGE_COLOURS[-1]}
+    axis.barh(place, total - left, left=left, height=0.7, **look)
     axis.annotate(
         f"{total:.1f}", (total, place), (4, 0), textcoords="offset points", va="center", fontsize=9
     )
 
 
-def _stage_legend(axis: Axes, unstaged: bool) -> None:
+def _hides_stages(row: Mapping[str, Any]) -> bool:
+    return any(row[name] is None for name in STAGES)
+
+
+def _stage_legend(axis: Axes, hides: bool) -> None:
     from matplotlib.patches import Patch
 
     patches = [Patch(color=c, label=s) for c, s in zip(STAGE_COLOURS, STAGES.values(), strict=True)]
-    if unstaged:
-        patches.append(Patch(facecolor="white", edgecolor=GREY, hatch="////", label="not told"))
+    if hides:
+        patches.append(Patch(label="the rest, stages not seen", **HATCHED))
     axis.legend(handles=patches, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False)
 
 
@@ -257,31 +264,24 @@ def _bare(axis: Axes) -> Axes:
     return axis
 
 
-def _styles(methods: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """Colour and marker of every method, the same in all plots of a run."""
+def _styles(groups: Groups) -> dict[str, tuple[str, str]]:
+    """Colour and marker of every method, in the order of the pool, which has all of them."""
     return {
-        name: (COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)])
-        for i, name in enumerate(methods)
+        row["method"]: (COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)])
+        for i, row in enumerate(groups[ALL])
     }
 
 
-def _methods(rows: Rows) -> list[str]:
-    """In the order of the pool, which has every method."""
-    return [row["method"] for row in rows if row["suite"] == ALL]
+def _has_speedup(row: Mapping[str, Any]) -> bool:
+    return row["method"] != PLAIN and row["speedup_vs_plain"] is not None
 
 
-def _suites(rows: Rows) -> list[str]:
-    """`all` first; alone where there is one suite, whose pool it is."""
-    named = [name for name in dict.fromkeys(row["suite"] for row in rows) if name != ALL]
-    return [ALL, *named] if len(named) > 1 else named
+def _high(row: Mapping[str, Any]) -> float:
+    return float(row["speedup_vs_plain_high"] or row["speedup_vs_plain"])
 
 
-def _suite_title(suite: str) -> str:
-    return "all suites" if suite == ALL else suite
-
-
-def _pooled(rows: Rows) -> dict[str, Mapping[str, Any]]:
-    return {row["method"]: row for row in rows if row["suite"] == ALL and row["rounds"]}
+def _pooled(groups: Groups) -> dict[str, Mapping[str, Any]]:
+    return {row["method"]: row for row in groups[ALL] if row["rounds"]}
 
 
 def _round_ms(row: Mapping[str, Any]) -> float:

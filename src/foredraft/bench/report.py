@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from foredraft.bench.folder import Run, RunFolder, write_json, write_text
-from foredraft.bench.modelled import read_costs
+from foredraft.bench.folder import COSTS, Run, RunFolder, write_json, write_text
+from foredraft.bench.modelled import pricing_of
 from foredraft.bench.plan import PLAIN
-from foredraft.bench.plots import Rows, write_plots
-from foredraft.bench.rows import ALL, results_document
-from foredraft.bench.speedups import HF
-from foredraft.bench.tables import markdown_table, ms, number, percent, speedup
+from foredraft.bench.plots import write_plots
+from foredraft.bench.report_tables import draft_table, group_table, speed_table, time_table
+from foredraft.bench.rows import ALL, Rows, by_group, results_document
 from foredraft.errors import ConfigError
 
 RESULTS, REPORT = "results.json", "report.md"
@@ -32,9 +31,13 @@ HOW_TO_READ = """
   run. Its interval tells what other prompts of the same kind would have given.
 - ▲ and ▼: the interval leaves out 1. ≈: these prompts show no difference, whatever the figure says.
   ?: a single prompt, which tells nothing about chance.
-- *Modelled* figures are not measured: they are counted rounds priced by a cost table, so noise cannot
-  touch them. The *oracle* is the same drafts with the best length known in hindsight.
+- *Modelled* figures are counted rounds priced by a cost table. The rounds have no noise, but the table was
+  measured: figures priced by one table compare, those of two tables do not. Of peers (hf, llama.cpp and
+  the like) passes alone are priced, so only their measured figures compare with other methods'.
+- The *oracle* keeps of each draft what was accepted: the length that AdaEAGLE calls optimal.
 - tau is 1 + accepted draft tokens per round; "tokens/pass" also counts rounds that an answer's end cut.
+- "request" is prefill and decoding together, per token of the answer.
+- –: not known. A stage that cannot be seen has no time of its own; it is part of "other".
 - "identical" holds each answer against plain decoding's: a tie is a first difference that float
   rounding explains, a bug one that it does not, n/a an answer that need not agree.
 """
@@ -58,42 +61,33 @@ def write_report(folder: RunFolder, costs: str | None = None) -> dict[str, Any]:
         raise ConfigError(
             f"{folder.path} has no finished prompt yet; `foredraft bench run` with the same settings goes on"
         )
-    document = results_document(run, read_costs(costs, run.methods) if costs else None)
-    plots = write_plots(folder.path, document["rows"])
+    document = results_document(run, pricing_of(run, costs))
+    plots = write_plots(folder.path, by_group(document))
     write_json(folder.path / RESULTS, document)
-    write_text(folder.path / REPORT, report_text(run, document, plots, priced_by(run, costs)))
+    write_text(folder.path / REPORT, report_text(run, document, plots))
     return document
 
 
-def priced_by(run: Run, costs: str | None) -> str:
-    """Which cost table the modelled figures are from, in words."""
-    if costs is not None:
-        return f"by the cost table {costs}, not by this machine's"
-    if run.costs is not None:
-        return "by the cost table measured with this run"
-    return "not at all: this run has no cost table"
-
-
-def report_text(run: Run, document: Mapping[str, Any], plots: Sequence[str], pricing: str) -> str:
+def report_text(run: Run, document: Mapping[str, Any], plots: Sequence[str]) -> str:
     """The whole report in Markdown."""
-    rows = document["rows"]
-    pool = [row for row in rows if row["suite"] == ALL]
+    groups = by_group(document)
+    pool = groups[ALL]
     sections = (
         f"# Benchmark: {run.plan['model']}",
         headline(run, pool),
         "## Speedup over plain decoding",
-        _by_suite(rows),
+        group_table(groups),
         MARKS,
         _picture("speedup.png", plots),
         "## All suites together",
-        _speed_table(pool),
-        f"Modelled speeds are priced {pricing}.",
+        speed_table(pool),
+        _pricing(document["costs"]),
         _picture("cost.png", plots),
         "## Drafts",
-        _draft_table(pool),
+        draft_table(pool),
         _picture("depth.png", plots),
-        "## Time of a round",
-        _time_table(pool),
+        "## Time of a round, a token and a request",
+        time_table(pool),
         _picture("stages.png", plots),
         "## Notes",
         _notes(document["notes"]),
@@ -105,10 +99,19 @@ def report_text(run: Run, document: Mapping[str, Any], plots: Sequence[str], pri
     return "\n\n".join(section.strip() for section in sections if section) + "\n"
 
 
+def _pricing(costs: Mapping[str, Any] | None) -> str:
+    """Which cost table the modelled figures are from."""
+    if costs is None:
+        return "There are no modelled figures: this run has no cost table."
+    own = "the cost table measured with this run"
+    source = own if costs["source"] == COSTS else f"the cost table {costs['source']}"
+    return f"Modelled figures are priced by {source}; figures of another table do not compare with them."
+
+
 def headline(run: Run, pool: Rows) -> str:
     """What was run on what, and its result in one sentence."""
     made = run.plan.get("provenance", {})
-    dtype = run.plan.get("loaded_dtype") or run.plan.get("dtype") or "default dtype"
+    dtype = made.get("dtype") or run.plan.get("dtype") or "default dtype"
     hardware = made.get("cpu") if made.get("device", "cpu") == "cpu" else made["device"]
     prompts = max(row["prompts"] for row in pool)
     where = f"{dtype}, {hardware or 'unknown hardware'}, {made.get('threads', '?')} threads"
@@ -118,17 +121,33 @@ def headline(run: Run, pool: Rows) -> str:
 
 
 def _winner(run: Run, pool: Rows) -> str:
-    """The fastest of those that must answer as plain decoding does: others may run another model."""
+    """The fastest that answered as plain decoding does, and any other that was faster still."""
     reasons = run.plan.get("comparable", {})
-    rivals = [row for row in pool if row["method"] != PLAIN and reasons.get(row["method"]) is None]
+    rivals = [row for row in pool if row["method"] != PLAIN and row["identical"] != "bug"]
     faster = [row for row in rivals if (row["speedup_vs_plain_low"] or 0) > 1]
-    if not faster:
-        return f"No method was faster than plain decoding beyond chance; {_bugs(pool)}"
-    best = max(faster, key=lambda row: float(row["speedup_vs_plain"]))
-    return (
-        f"{best['method']} was fastest: {best['speedup_vs_plain']:.2f} times plain decoding's speed "
+    alike = [row for row in faster if reasons.get(row["method"]) is None]
+    others = [row for row in faster if reasons.get(row["method"]) is not None]
+    if not alike:
+        said = f"No method with plain decoding's answers was faster beyond chance; {_bugs(pool)}"
+        return " ".join([said, *(_faster_still(row, reasons) for row in others)])
+    best = max(alike, key=_speedup)
+    said = (
+        f"{best['method']} was the fastest measured: {_speedup(best):.2f} times plain decoding's speed "
         f"(95 % interval {best['speedup_vs_plain_low']:.2f} to {best['speedup_vs_plain_high']:.2f}); "
         f"{_bugs(pool)}"
+    )
+    ahead = [row for row in others if _speedup(row) > _speedup(best)]
+    return " ".join([said, *(_faster_still(row, reasons) for row in ahead)])
+
+
+def _speedup(row: Mapping[str, Any]) -> float:
+    return float(row["speedup_vs_plain"])
+
+
+def _faster_still(row: Mapping[str, Any], reasons: Mapping[str, str]) -> str:
+    return (
+        f"{row['method']} had {_speedup(row):.2f} times that speed, but need not give the same answers: "
+        f"{reasons[row['method']]}."
     )
 
 
@@ -138,86 +157,6 @@ def _bugs(pool: Rows) -> str:
     if wrong:
         return f"{wrong} {'answer is' if wrong == 1 else 'answers are'} wrong (see notes)."
     return f"no answer is wrong, float ties: {ties}." if ties else "no answer differs."
-
-
-def _by_suite(rows: Rows) -> str:
-    suites = list(dict.fromkeys(row["suite"] for row in rows))
-    shown = suites if len(suites) > 2 else suites[:1]  # the pool of one suite is that suite
-    cells = {(row["method"], row["suite"]): speedup(row, "speedup_vs_plain") for row in rows}
-    methods = [method for method in dict.fromkeys(row["method"] for row in rows) if method != PLAIN]
-    body = [[method, *(cells.get((method, suite), "–") for suite in shown)] for method in methods]
-    return markdown_table(["method", *shown], body)
-
-
-def _speed_table(pool: Rows) -> str:
-    header = ("method", "tokens/s", "vs plain", "vs plain, median prompt", f"vs {HF}")
-    more = ("modelled tokens/s", "modelled vs plain", "identical")
-    body = [
-        [
-            row["method"],
-            number(row["tokens_per_s"], 1),
-            speedup(row, "speedup_vs_plain"),
-            speedup(row, "speedup_vs_plain_median"),
-            speedup(row, "speedup_vs_hf"),
-            number(row["modelled_tokens_per_s"], 1),
-            number(row["modelled_speedup_vs_plain"], 2),
-            _identical(row),
-        ]
-        for row in pool
-    ]
-    return markdown_table([*header, *more], body)
-
-
-def _identical(row: Mapping[str, Any]) -> str:
-    counts = row["identical_counts"]
-    differing = [f"{counts[kind]} {kind}" for kind in ("bug", "tie") if counts[kind]]
-    return f"{', '.join(differing)} of {row['turns']}" if differing else str(row["identical"])
-
-
-def _draft_table(pool: Rows) -> str:
-    drafting = [row for row in pool if row["drafted_tokens"]]
-    if not drafting:
-        return "No method drafted."
-    header = ("method", "tokens/pass", "tau", "acceptance", "by depth", "drafted in vain")
-    oracle = ("modelled tokens/s", "with the oracle's lengths")
-    body = [
-        [
-            row["method"],
-            number(row["tokens_per_pass"], 2),
-            number(row["mean_acceptance_length"], 2),
-            percent(row["acceptance_rate"]),
-            " ".join(percent(share) for share in row["accepted_per_depth"]),
-            f"{number(row['waste'], 1)} per token",
-            number(row["modelled_tokens_per_s"], 1),
-            number(row["oracle_modelled_tokens_per_s"], 1),
-        ]
-        for row in drafting
-    ]
-    return markdown_table([*header, *oracle], body)
-
-
-def _time_table(pool: Rows) -> str:
-    header = (
-        "method",
-        "draft ms",
-        "target ms",
-        "verify ms",
-        "other ms",
-        "ms/token",
-        "TTFT ms",
-        "spread",
-    )
-    body = [
-        [
-            row["method"],
-            *(ms(row[stage]) for stage in ("draft_ms", "target_ms", "verify_ms", "other_ms")),
-            ms(row["tpot_ms"]),
-            ms(row["ttft_ms"]),
-            percent(row["spread"]),
-        ]
-        for row in pool
-    ]
-    return markdown_table(header, body)
 
 
 def _notes(notes: Sequence[str]) -> str:

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from statistics import median
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import mean, median
 from typing import Any
 
 from foredraft.bench.folder import Run
-from foredraft.bench.modelled import modelled_tokens_per_s, oracle_tokens_per_s
+from foredraft.bench.modelled import (
+    Pricing,
+    modelled_tokens_per_s,
+    modelled_totals,
+    oracle_tokens_per_s,
+)
+from foredraft.bench.notes import differences, judgement, notes
 from foredraft.bench.plan import PLAIN
 from foredraft.bench.records import AnswerRecord, PromptRecord
 from foredraft.bench.speedups import (
     BASELINES,
     Interval,
-    Pairs,
     median_speedup,
     pair,
     pooled_speedup,
+    request_s,
+    whole_requests,
 )
 from foredraft.costs import CostTable
 from foredraft.results import Statistics
+
+Rows = Sequence[Mapping[str, Any]]
 
 ALL = "all"
 """The pool of every suite."""
@@ -38,38 +48,48 @@ MAIN_METRICS = (
 )
 """What is also given turn by turn and category by category."""
 
-
 ITSELF = Interval(1.0, 1.0, 1.0)
 """A baseline's speedup over itself."""
 
 
-def results_document(run: Run, costs: CostTable | None = None) -> dict[str, Any]:
+def results_document(run: Run, pricing: Pricing | None) -> dict[str, Any]:
     """Everything that `results.json` holds.
 
     Args:
         run: the run, complete or not.
-        costs: the table that prices rounds; None takes the run's own.
+        pricing: what prices rounds; without it modelled figures are None.
     """
+    run = shared_with_plain(run)
+    table = pricing.table if pricing else None
+    apart = ("provenance", "notes")
     return {
         "provenance": run.plan.get("provenance", {}),
-        "plan": {key: value for key, value in run.plan.items() if key != "provenance"},
-        "rows": make_rows(run, costs),
+        "plan": {key: value for key, value in run.plan.items() if key not in apart},
+        "costs": pricing and pricing.as_dict(),
+        "rows": make_rows(run, table),
         "categories": make_categories(run),
-        "notes": [*run.plan.get("notes", ()), *_uncompared(run), *differences(run)],
+        "differences": differences(run),
+        "notes": [*run.plan.get("notes", ()), *notes(run, table)],
     }
 
 
-def make_rows(run: Run, costs: CostTable | None = None) -> list[dict[str, Any]]:
-    """A row per suite and method that has an answer there, then those of the suite `all`.
+def shared_with_plain(run: Run) -> Run:
+    """The run without turns that plain decoding did not answer; all of it where that did not run."""
+    if PLAIN not in run.methods:
+        return run
+    return dataclasses.replace(run, records=tuple(map(_shared, run.records)))
 
-    Args:
-        run: the run, complete or not.
-        costs: the table that prices rounds; None takes the run's own, and without one modelled
-            figures are None.
-    """
-    table = costs or run.costs
+
+def _shared(record: PromptRecord) -> PromptRecord:
+    turns = {answer.turn for answer in record.of(PLAIN)}
+    kept = tuple(answer for answer in record.answers if answer.turn in turns)
+    return dataclasses.replace(record, answers=kept)
+
+
+def make_rows(run: Run, costs: CostTable | None) -> list[dict[str, Any]]:
+    """A row per suite and method that has an answer there, then those of the suite `all`."""
     return [
-        _row(suite, method, records, table)
+        _row(suite, method, records, costs)
         for suite, records in _suites(run)
         for method in run.methods
         if _answers(records, method)
@@ -79,33 +99,29 @@ def make_rows(run: Run, costs: CostTable | None = None) -> list[dict[str, Any]]:
 def make_categories(run: Run) -> list[dict[str, Any]]:
     """The main figures by suite, category and method, of suites with two or more categories."""
     return [
-        _category_row(suite, category, method, [r for r in records if r.category == category])
-        for suite, records in _suites(run)
-        if suite != ALL and len(_categories(records)) > 1
-        for category in _categories(records)
+        _category_row(suite, category, method, records)
+        for suite, of_suite in _suites(run)
+        if suite != ALL and len(_categories(of_suite)) > 1
+        for category in _categories(of_suite)
+        for records in [[r for r in of_suite if r.category == category]]
         for method in run.methods
-        if _answers([r for r in records if r.category == category], method)
+        if _answers(records, method)
     ]
 
 
-def differences(run: Run) -> list[str]:
-    """A sentence for every answer that was not plain decoding's, bugs first."""
-    found = [
-        (answer.identical, f"{answer.method}, {record.suite}/{record.id}, turn {answer.turn + 1}")
-        for record in run.records
-        for answer in record.answers
-        if _kind(answer) in ("bug", "tie")
-    ]
-    return [f"{where}: {identical}" for identical, where in sorted(found, key=lambda f: f[0][:3])]
+def by_group(document: Mapping[str, Any]) -> Mapping[str, Rows]:
+    """The rows to be shown side by side: of all suites, then of each suite.
 
-
-def _uncompared(run: Run) -> list[str]:
-    reasons = run.plan.get("comparable", {})
-    return [
-        f"{method}: answers not held against plain decoding's, since {reason}"
-        for method in run.methods
-        if (reason := reasons.get(method))
-    ]
+    Where there is one suite, whose rows are those of all, its categories stand in place of suites.
+    """
+    rows: Rows = document["rows"]
+    suites = list(dict.fromkeys(row["suite"] for row in rows if row["suite"] != ALL))
+    groups = {ALL: [row for row in rows if row["suite"] == ALL]}
+    if len(suites) > 1:
+        return groups | {name: [row for row in rows if row["suite"] == name] for name in suites}
+    for row in document["categories"]:
+        groups.setdefault(f"{row['suite']}/{row['category']}", []).append(row)
+    return groups
 
 
 def _row(
@@ -119,12 +135,15 @@ def _row(
         "prompts": sum(bool(record.of(method)) for record in records),
         "turns": len(answers),
         "repeats": max(len(answer.decode_s) for answer in answers),
+        "answer_tokens": sum(answer.num_tokens for answer in answers),
+        "request_ms": 1000 * mean(map(request_s, answers)),
         "spread": _spread(answers),
         **stats.as_dict(),
         "modelled_tokens_per_s": modelled_tokens_per_s(stats, costs, method),
         "oracle_modelled_tokens_per_s": oracle_tokens_per_s(stats, costs, method),
         **_speedups(records, method),
-        "modelled_speedup_vs_plain": _modelled_speedup(pair(records, method, PLAIN), costs, method),
+        **_named("request_speedup_vs_plain", _request_speedup(records, method)),
+        **_named("modelled_speedup_vs_plain", _modelled_speedup(records, method, costs)),
         **_identity(answers),
         "per_turn": _per_turn(answers),
     }
@@ -134,13 +153,15 @@ def _category_row(
     suite: str, category: str, method: str, records: Sequence[PromptRecord]
 ) -> dict[str, Any]:
     stats = Statistics.pool(answer.stats for answer in _answers(records, method))
+    itself = ITSELF if method == PLAIN else None
+    speedup = itself or pooled_speedup(pair(records, method, PLAIN))
     return {
         "suite": suite,
         "category": category,
         "method": method,
         "prompts": sum(bool(record.of(method)) for record in records),
         **_main_metrics(stats),
-        **_named("speedup_vs_plain", pooled_speedup(pair(records, method, PLAIN))),
+        **_named("speedup_vs_plain", speedup),
     }
 
 
@@ -154,31 +175,41 @@ def _speedups(records: Sequence[PromptRecord], method: str) -> dict[str, float |
     return figures
 
 
+def _request_speedup(records: Sequence[PromptRecord], method: str) -> Interval | None:
+    """End to end: prefill is time, and a token that came out of it is a token."""
+    return (
+        ITSELF if method == PLAIN else pooled_speedup(pair(records, method, PLAIN, whole_requests))
+    )
+
+
+def _modelled_speedup(
+    records: Sequence[PromptRecord], method: str, costs: CostTable | None
+) -> Interval | None:
+    """Both sides priced by the same table. None unless all of a method's rounds have a price."""
+    if costs is None or not _has_price(records, method, costs):
+        return None
+    if method == PLAIN:
+        return ITSELF
+    return pooled_speedup(pair(records, method, PLAIN, modelled_totals(costs)))
+
+
+def _has_price(records: Sequence[PromptRecord], method: str, costs: CostTable) -> bool:
+    stats = Statistics.pool(answer.stats for answer in _answers(records, method))
+    return modelled_tokens_per_s(stats, costs, method) is not None
+
+
 def _named(name: str, interval: Interval | None) -> dict[str, float | None]:
     if interval is None:
         return dict.fromkeys((name, f"{name}_low", f"{name}_high"))
     return {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
 
 
-def _modelled_speedup(pairs: Pairs, costs: CostTable | None, method: str) -> float | None:
-    """Both sides priced by the same table, on the prompts that both answered."""
-    ours = Statistics.pool(answer.stats for answer in pairs.answers)
-    plain = Statistics.pool(answer.stats for answer in pairs.baseline)
-    rate = modelled_tokens_per_s(ours, costs, method)
-    base = modelled_tokens_per_s(plain, costs, PLAIN)
-    return rate / base if rate and base else None
-
-
 def _identity(answers: Sequence[AnswerRecord]) -> dict[str, Any]:
-    kinds = [_kind(answer) for answer in answers]
+    kinds = [judgement(answer) for answer in answers]
     return {
         "identical": next(kind for kind in JUDGEMENTS if kind in kinds),
         "identical_counts": {kind: kinds.count(kind) for kind in reversed(JUDGEMENTS)},
     }
-
-
-def _kind(answer: AnswerRecord) -> str:
-    return answer.identical.split(" at ")[0]
 
 
 def _per_turn(answers: Sequence[AnswerRecord]) -> list[dict[str, Any]]:

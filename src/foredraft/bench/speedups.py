@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from foredraft.bench.pairing import same_turns
 from foredraft.bench.plan import PLAIN
 from foredraft.bench.records import AnswerRecord, PromptRecord
 from foredraft.errors import ConfigError
@@ -24,6 +25,8 @@ SEED = 0
 """Intervals are a function of the records alone."""
 
 Floats = NDArray[np.float64]
+Totals = Callable[[Sequence[AnswerRecord]], tuple[float, float]]
+"""Tokens and seconds of a prompt's answers by one method."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +43,10 @@ class Pairs:
     """What a method and a baseline took for the same prompts; a conversation is one prompt.
 
     Attributes:
-        answers, baseline: the answers to the turns that both answered.
-        tokens, seconds, baseline_tokens, baseline_seconds: [P] emitted tokens and decode seconds of
-            each prompt. Prompts of which one side decoded nothing are left out.
+        tokens, seconds, baseline_tokens, baseline_seconds: [P] totals of each prompt, over the turns that
+            both answered. Prompts of which one side's totals hold a 0 are left out.
     """
 
-    answers: tuple[AnswerRecord, ...]
-    baseline: tuple[AnswerRecord, ...]
     tokens: Floats
     seconds: Floats
     baseline_tokens: Floats
@@ -58,20 +58,36 @@ class Pairs:
         return (self.tokens * self.baseline_seconds) / (self.seconds * self.baseline_tokens)
 
 
-def pair(records: Sequence[PromptRecord], method: str, baseline: str) -> Pairs:
-    """The prompts that both answered."""
-    ours: list[AnswerRecord] = []
-    theirs: list[AnswerRecord] = []
-    totals: list[tuple[float, float, float, float]] = []
+def decoding(answers: Sequence[AnswerRecord]) -> tuple[float, float]:
+    """Emitted tokens and decode seconds; without the first token where it came out of prefill."""
+    tokens = sum(answer.stats.completion_tokens for answer in answers)
+    return float(tokens), sum(answer.stats.decode_s for answer in answers)
+
+
+def whole_requests(answers: Sequence[AnswerRecord]) -> tuple[float, float]:
+    """All tokens of the answers, and the seconds of prefill and decoding together."""
+    tokens = sum(answer.num_tokens for answer in answers)
+    return float(tokens), sum(request_s(answer) for answer in answers)
+
+
+def request_s(answer: AnswerRecord) -> float:
+    """Seconds from the request to the answer's end."""
+    return answer.stats.prefill_s + answer.stats.decode_s
+
+
+def pair(
+    records: Sequence[PromptRecord], method: str, baseline: str, totals: Totals = decoding
+) -> Pairs:
+    """The prompts that both answered, with the tokens and seconds that `totals` finds in their answers."""
+    kept: list[tuple[float, float, float, float]] = []
     for record in records:
-        mine, other = _same_turns(record, method, baseline)
-        total = (*_total(mine), *_total(other))
-        if all(total):
-            ours += mine
-            theirs += other
-            totals.append(total)
-    columns = np.array(totals, dtype=np.float64).reshape(-1, 4).T
-    return Pairs(tuple(ours), tuple(theirs), *columns)
+        both = list(same_turns(record.of(method), record.of(baseline)))
+        if both:
+            mine, other = zip(*both, strict=True)
+            total = (*totals(mine), *totals(other))
+            kept += [total] if all(total) else []
+    columns = np.array(kept, dtype=np.float64).reshape(-1, 4).T
+    return Pairs(*columns)
 
 
 def pooled_speedup(pairs: Pairs) -> Interval | None:
@@ -156,18 +172,3 @@ def scipy_stats() -> Any:
             "figures with intervals need scipy; install it with pip install 'foredraft[bench]'"
         ) from None
     return stats
-
-
-def _same_turns(
-    record: PromptRecord, method: str, baseline: str
-) -> tuple[list[AnswerRecord], list[AnswerRecord]]:
-    ours = {answer.turn: answer for answer in record.of(method)}
-    theirs = {answer.turn: answer for answer in record.of(baseline)}
-    turns = sorted(ours.keys() & theirs.keys())
-    return [ours[t] for t in turns], [theirs[t] for t in turns]
-
-
-def _total(answers: Sequence[AnswerRecord]) -> tuple[float, float]:
-    """Emitted tokens and decode seconds; without the first token where it came out of prefill."""
-    tokens = sum(answer.stats.completion_tokens for answer in answers)
-    return float(tokens), sum(answer.stats.decode_s for answer in answers)

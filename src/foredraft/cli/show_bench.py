@@ -2,52 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-ALL = "all"
+from foredraft.bench.plan import PLAIN
+from foredraft.bench.rows import ALL, Rows, by_group
+from foredraft.bench.tables import NOTHING
 
 
 def show_results(document: Mapping[str, Any], folder: Path, console: Console) -> None:
     """The speedup of each method on each suite, the figures of all suites together, and every note."""
-    rows = document["rows"]
-    if rows:
-        console.print(_speedups(rows))
-        console.print(_figures([row for row in rows if row["suite"] == ALL]))
+    groups = by_group(document)
+    if groups[ALL]:
+        console.print(_speedups(groups))
+        console.print(_figures(groups[ALL]))
     for note in document["notes"]:
-        console.print(f"note: {note}", style="dim", highlight=False, soft_wrap=True)
-    console.print(f"report: {folder / 'report.md'}", highlight=False, soft_wrap=True)
+        console.print(f"note: {note}", style="dim", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"report: {folder / 'report.md'}", highlight=False, markup=False, soft_wrap=True)
 
 
-def _speedups(rows: Sequence[Mapping[str, Any]]) -> Table:
-    suites = list(dict.fromkeys(row["suite"] for row in rows))
-    methods = list(dict.fromkeys(row["method"] for row in rows))
+def _speedups(groups: Mapping[str, Rows]) -> Table:
+    """Suites, or categories where there is one suite, by method."""
+    methods = [row["method"] for row in groups[ALL] if row["method"] != PLAIN]
     table = Table(title="speedup over plain decoding", title_justify="left", box=None)
-    table.add_column("")
-    for suite in suites:
-        table.add_column(suite, justify="right")
-    cell = {(row["suite"], row["method"]): _number(row["speedup_vs_plain"], "x") for row in rows}
-    for method in methods:
-        table.add_row(method, *(cell.get((suite, method), "-") for suite in suites))
+    for name in ("", *methods):
+        table.add_column(name, justify="right" if name else "left")
+    for group, rows in groups.items():
+        cells = {row["method"]: _number(row["speedup_vs_plain"], "x") for row in rows}
+        table.add_row(group, *(cells.get(method, NOTHING) for method in methods))
     return table
 
 
-def _figures(rows: Sequence[Mapping[str, Any]]) -> Table:
+def _figures(pool: Rows) -> Table:
+    """How many prompts they are on stands there where that is not the same for all."""
     table = Table(title="all prompts", title_justify="left", box=None)
-    columns = ("", "tokens/s", "speedup", "95 % interval", "modelled", "tokens/pass", "identical")
-    for name in columns:
+    differ = len({row["prompts"] for row in pool}) > 1
+    columns = ("tokens/s", "speedup", "95 % interval", "modelled", "tokens/pass", "identical")
+    for name in ("", *(("prompts",) if differ else ()), *columns):
         table.add_column(name, justify="right" if name else "left")
-    for row in rows:
+    for row in pool:
         low, high = row["speedup_vs_plain_low"], row["speedup_vs_plain_high"]
         table.add_row(
             row["method"],
+            *([str(row["prompts"])] if differ else []),
             _number(row["tokens_per_s"], digits=1),
             _number(row["speedup_vs_plain"], "x"),
-            "-" if low is None else f"{low:.2f} to {high:.2f}",
+            NOTHING if low is None else f"{low:.2f} to {high:.2f}",
             _number(row["modelled_speedup_vs_plain"], "x"),
             _number(row["tokens_per_pass"]),
             _judgement(row),
@@ -64,4 +68,4 @@ def _judgement(row: Mapping[str, Any]) -> str:
 
 
 def _number(value: float | None, unit: str = "", digits: int = 2) -> str:
-    return "-" if value is None else f"{value:.{digits}f}{unit}"
+    return NOTHING if value is None else f"{value:.{digits}f}{unit}"

@@ -1,0 +1,128 @@
+"""The tables of a report, in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from foredraft.bench.plan import PLAIN
+from foredraft.bench.rows import Rows
+from foredraft.bench.speedups import HF
+from foredraft.bench.tables import NOTHING, markdown_table, ms, number, percent, speedup
+
+SPEED = (
+    "method",
+    "tokens/s",
+    "vs plain",
+    "vs plain, median prompt",
+    f"vs {HF}",
+    "modelled tokens/s",
+    "modelled vs plain",
+    "identical",
+)
+DRAFTS = (
+    "method",
+    "tokens/pass",
+    "tau",
+    "tau in loops",
+    "tau outside",
+    "acceptance",
+    "by depth",
+    "drafted in vain",
+    "modelled tokens/s",
+    "with the oracle's lengths",
+)
+TIMES = (
+    "method",
+    "draft ms",
+    "target ms",
+    "verify ms",
+    "other ms",
+    "ms/token",
+    "prefill ms",
+    "TTFT ms",
+    "request ms",
+    "request vs plain",
+    "spread",
+)
+
+
+def group_table(groups: Mapping[str, Rows]) -> str:
+    """The speedup of every method over plain decoding, in all suites together and in each group."""
+    cells = {
+        (row["method"], name): speedup(row, "speedup_vs_plain")
+        for name, rows in groups.items()
+        for row in rows
+    }
+    methods = [method for method in dict.fromkeys(m for m, _ in cells) if method != PLAIN]
+    body = [
+        [method, *(cells.get((method, name), NOTHING) for name in groups)] for method in methods
+    ]
+    return markdown_table(["method", *groups], body)
+
+
+def speed_table(pool: Rows) -> str:
+    """Speeds, measured and modelled; how many prompts they are on, where that is not the same for all."""
+    differ = len({row["prompts"] for row in pool}) > 1
+    body = [
+        [
+            row["method"],
+            *([str(row["prompts"])] if differ else []),
+            number(row["tokens_per_s"], 1),
+            speedup(row, "speedup_vs_plain"),
+            speedup(row, "speedup_vs_plain_median"),
+            speedup(row, "speedup_vs_hf"),
+            number(row["modelled_tokens_per_s"], 1),
+            speedup(row, "modelled_speedup_vs_plain"),
+            _identical(row),
+        ]
+        for row in pool
+    ]
+    return markdown_table([SPEED[0], *(["prompts"] if differ else []), *SPEED[1:]], body)
+
+
+def draft_table(pool: Rows) -> str:
+    """What became of drafts."""
+    drafting = [row for row in pool if row["drafted_tokens"]]
+    if not drafting:
+        return "No method drafted."
+    body = [
+        [
+            row["method"],
+            number(row["tokens_per_pass"], 2),
+            number(row["mean_acceptance_length"], 2),
+            number(row["mean_acceptance_length_in_loops"], 2),
+            number(row["mean_acceptance_length_outside_loops"], 2),
+            percent(row["acceptance_rate"]),
+            " ".join(percent(share) for share in row["accepted_per_depth"]),
+            f"{number(row['waste'], 1)} per token",
+            number(row["modelled_tokens_per_s"], 1),
+            number(row["oracle_modelled_tokens_per_s"], 1),
+        ]
+        for row in drafting
+    ]
+    return markdown_table(DRAFTS, body)
+
+
+def time_table(pool: Rows) -> str:
+    """Where the time of rounds and of whole requests goes."""
+    stages = ("draft_ms", "target_ms", "verify_ms", "other_ms")
+    body = [
+        [
+            row["method"],
+            *(
+                ms(row[name])
+                for name in (*stages, "tpot_ms", "prefill_ms", "ttft_ms", "request_ms")
+            ),
+            speedup(row, "request_speedup_vs_plain"),
+            percent(row["spread"]),
+        ]
+        for row in pool
+    ]
+    return markdown_table(TIMES, body)
+
+
+def _identical(row: Mapping[str, Any]) -> str:
+    counts = row["identical_counts"]
+    differing = [f"{counts[kind]} {kind}" for kind in ("bug", "tie") if counts[kind]]
+    return f"{', '.join(differing)} of {row['turns']}" if differing else str(row["identical"])
