@@ -36,7 +36,6 @@ SEEDS = 2**32 - 1
 """The highest number of its 32-bit seeds means a random one."""
 CONTEXT = 1024
 """Tokens that the cache has room for at first; it is made anew, twice as large, for longer answers."""
-
 WARM_UP = tuple(range(1, 33))
 """Token ids that every file has, as many as one pass of the kernels for many rows takes."""
 SURVIVAL_S = 300
@@ -231,7 +230,7 @@ def _library() -> Any:
     except (
         OSError,
         RuntimeError,
-    ) as error:  # its own shared library is missing, or of another machine
+    ) as error:  # its own shared library is missing or another machine's
         raise ModelError(
             f"llama-cpp-python is installed and cannot be loaded ({first_line(error)}); install it anew"
         ) from error
