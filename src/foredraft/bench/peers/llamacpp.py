@@ -227,10 +227,7 @@ class LlamaCppContender:
 def _library() -> Any:
     try:
         import llama_cpp
-    except (
-        OSError,
-        RuntimeError,
-    ) as error:  # its own shared library is missing or another machine's
+    except (OSError, RuntimeError) as error:  # its shared library is missing or does not fit
         raise ModelError(
             f"llama-cpp-python is installed and cannot be loaded ({first_line(error)}); install it anew"
         ) from error
