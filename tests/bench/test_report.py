@@ -15,7 +15,7 @@ from foredraft.bench.modelled import pricing_of
 from foredraft.bench.plan import PLAIN
 from foredraft.bench.report import report_text, write_report
 from foredraft.bench.rows import results_document
-from foredraft.bench.tables import markdown_table, ms, number, percent, speedup
+from foredraft.bench.tables import identical, markdown_table, ms, number, percent, speedup
 from foredraft.errors import ConfigError
 from tests.bench.synthetic_runs import (
     Noise,
@@ -132,6 +132,14 @@ def test_stages_that_are_not_seen_are_no_zeros(run: Run) -> None:
     assert "–" not in cells["eagle"][:4]
 
 
+def test_modelled_speeds_of_peers_are_no_verdicts(run: Run) -> None:
+    """Their hosts are not priced, so they are neither faster nor slower by these figures."""
+    cells = table_rows(text_of(run), "All suites together")
+    assert cells["hf"][5].startswith("(")
+    assert cells["llama.cpp"][5] == "–"
+    assert cells["eagle"][5][-1] in "▲▼≈"
+
+
 def test_figures_of_a_table_are_those_of_the_document(run: Run) -> None:
     row = next(r for r in document_of(run)["rows"] if (r["suite"], r["method"]) == ("all", "eagle"))
     cells = table_rows(text_of(run), "All suites together")["eagle"]
@@ -244,6 +252,20 @@ def test_a_speedup_carries_its_interval_and_its_mark(
     value: float | None, low: float | None, high: float | None, cell: str
 ) -> None:
     assert speedup({"s": value, "s_low": low, "s_high": high}, "s") == cell
+
+
+@pytest.mark.parametrize(
+    ("counts", "cell"),
+    [
+        ({"yes": 3, "tie": 0, "bug": 0, "n/a": 0}, "yes"),
+        ({"yes": 2, "tie": 1, "bug": 0, "n/a": 4}, "1 tie of 3"),
+        ({"yes": 0, "tie": 2, "bug": 1, "n/a": 0}, "1 bug, 2 ties of 3"),
+    ],
+)
+def test_differing_answers_are_counted_among_those_that_were_judged(
+    counts: dict[str, int], cell: str
+) -> None:
+    assert identical({"identical": "yes", "identical_counts": counts}) == cell
 
 
 def test_numbers_keep_the_digits_that_count() -> None:

@@ -33,7 +33,8 @@ HOW_TO_READ = """
   ?: a single prompt, which tells nothing about chance.
 - *Modelled* figures are counted rounds priced by a cost table. The rounds have no noise, but the table was
   measured: figures priced by one table compare, those of two tables do not. Of peers (hf, llama.cpp and
-  the like) passes alone are priced, so only their measured figures compare with other methods'.
+  the like) passes alone are priced (in parentheses), so only their measured figures compare with other
+  methods'.
 - The *oracle* keeps of each draft what was accepted: the length that AdaEAGLE calls optimal.
 - tau is 1 + accepted draft tokens per round; "tokens/pass" also counts rounds that an answer's end cut.
 - "request" is prefill and decoding together, per token of the answer.

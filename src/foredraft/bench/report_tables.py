@@ -8,7 +8,7 @@ from typing import Any
 from foredraft.bench.plan import PLAIN
 from foredraft.bench.rows import Rows
 from foredraft.bench.speedups import HF
-from foredraft.bench.tables import NOTHING, markdown_table, ms, number, percent, speedup
+from foredraft.bench.tables import NOTHING, identical, markdown_table, ms, number, percent, speedup
 
 SPEED = (
     "method",
@@ -73,8 +73,8 @@ def speed_table(pool: Rows) -> str:
             speedup(row, "speedup_vs_plain_median"),
             speedup(row, "speedup_vs_hf"),
             number(row["modelled_tokens_per_s"], 1),
-            speedup(row, "modelled_speedup_vs_plain"),
-            _identical(row),
+            _modelled(row),
+            identical(row),
         ]
         for row in pool
     ]
@@ -122,7 +122,9 @@ def time_table(pool: Rows) -> str:
     return markdown_table(TIMES, body)
 
 
-def _identical(row: Mapping[str, Any]) -> str:
-    counts = row["identical_counts"]
-    differing = [f"{counts[kind]} {kind}" for kind in ("bug", "tie") if counts[kind]]
-    return f"{', '.join(differing)} of {row['turns']}" if differing else str(row["identical"])
+def _modelled(row: Mapping[str, Any]) -> str:
+    """In parentheses and without a mark for peers, of which passes alone are priced."""
+    value = row["modelled_speedup_vs_plain"]
+    if row["verify_ms"] is None and value is not None:
+        return f"({number(value, 2)})"
+    return speedup(row, "modelled_speedup_vs_plain")

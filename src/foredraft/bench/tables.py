@@ -1,4 +1,4 @@
-"""Cells and tables in Markdown."""
+"""Cells, and tables in Markdown."""
 
 from __future__ import annotations
 
@@ -25,6 +25,18 @@ def speedup(row: Mapping[str, Any], name: str) -> str:
     if low == high == 1:  # the baseline itself
         return "1"
     return f"{value:.2f} [{low:.2f}, {high:.2f}] {_mark(low, high)}"
+
+
+def identical(row: Mapping[str, Any]) -> str:
+    """What became of the answers: `yes`, `n/a`, or how many of those that were judged differ."""
+    counts = row["identical_counts"]
+    judged = sum(counts.values()) - counts["n/a"]
+    differing = [
+        f"{counts[kind]} {kind}{'s' if counts[kind] > 1 else ''}"
+        for kind in ("bug", "tie")
+        if counts[kind]
+    ]
+    return f"{', '.join(differing)} of {judged}" if differing else str(row["identical"])
 
 
 def number(value: float | None, digits: int) -> str:

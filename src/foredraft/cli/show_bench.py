@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from rich.table import Table
 
 from foredraft.bench.plan import PLAIN
 from foredraft.bench.rows import ALL, Rows, by_group
-from foredraft.bench.tables import NOTHING
+from foredraft.bench.tables import NOTHING, identical
 
 
 def show_results(document: Mapping[str, Any], folder: Path, console: Console) -> None:
@@ -28,9 +28,7 @@ def show_results(document: Mapping[str, Any], folder: Path, console: Console) ->
 def _speedups(groups: Mapping[str, Rows]) -> Table:
     """Suites, or categories where there is one suite, by method."""
     methods = [row["method"] for row in groups[ALL] if row["method"] != PLAIN]
-    table = Table(title="speedup over plain decoding", title_justify="left", box=None)
-    for name in ("", *methods):
-        table.add_column(name, justify="right" if name else "left")
+    table = _table("speedup over plain decoding", methods)
     for group, rows in groups.items():
         cells = {row["method"]: _number(row["speedup_vs_plain"], "x") for row in rows}
         table.add_row(group, *(cells.get(method, NOTHING) for method in methods))
@@ -39,11 +37,9 @@ def _speedups(groups: Mapping[str, Rows]) -> Table:
 
 def _figures(pool: Rows) -> Table:
     """How many prompts they are on stands there where that is not the same for all."""
-    table = Table(title="all prompts", title_justify="left", box=None)
     differ = len({row["prompts"] for row in pool}) > 1
     columns = ("tokens/s", "speedup", "95 % interval", "modelled", "tokens/pass", "identical")
-    for name in ("", *(("prompts",) if differ else ()), *columns):
-        table.add_column(name, justify="right" if name else "left")
+    table = _table("all prompts", [*(("prompts",) if differ else ()), *columns])
     for row in pool:
         low, high = row["speedup_vs_plain_low"], row["speedup_vs_plain_high"]
         table.add_row(
@@ -51,20 +47,29 @@ def _figures(pool: Rows) -> Table:
             *([str(row["prompts"])] if differ else []),
             _number(row["tokens_per_s"], digits=1),
             _number(row["speedup_vs_plain"], "x"),
-            NOTHING if low is None else f"{low:.2f} to {high:.2f}",
-            _number(row["modelled_speedup_vs_plain"], "x"),
+            NOTHING if low is None or low == high else f"{low:.2f} to {high:.2f}",
+            _modelled(row),
             _number(row["tokens_per_pass"]),
-            _judgement(row),
+            identical(row),
         )
     return table
 
 
-def _judgement(row: Mapping[str, Any]) -> str:
-    """`yes`, or how many of the answers that were judged had a tie or a bug."""
-    counts = row["identical_counts"]
-    judged = sum(counts.values()) - counts["n/a"]
-    kind: str = row["identical"]
-    return f"{kind} ({counts[kind]} of {judged})" if kind in ("tie", "bug") else kind
+def _table(title: str, columns: Sequence[str]) -> Table:
+    """A column of names that are never cut, and right-aligned figures."""
+    table = Table(
+        title=title, title_justify="left", box=None, pad_edge=False, collapse_padding=True
+    )
+    table.add_column("", no_wrap=True)
+    for name in columns:
+        table.add_column(name, justify="right", overflow="fold")
+    return table
+
+
+def _modelled(row: Mapping[str, Any]) -> str:
+    """In parentheses for peers, of which passes alone are priced."""
+    value = _number(row["modelled_speedup_vs_plain"], "x")
+    return f"({value})" if row["verify_ms"] is None and value != NOTHING else value
 
 
 def _number(value: float | None, unit: str = "", digits: int = 2) -> str:
