@@ -1,7 +1,7 @@
 """economize: techniques for Hugging Face models; here its training-free lookup and its draft model.
 
 Cycles have the library's own default length, 4 tokens: with the 6 of an example in its documentation
-lookup was 5 % slower on a CPU. CUDA graphs stay off, as by default there: passes inside them cannot be watched.
+lookup was 5 % slower on a CPU. CUDA graphs stay off, as by default there: passes in them cannot be watched.
 """
 
 from __future__ import annotations
