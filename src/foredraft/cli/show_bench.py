@@ -58,7 +58,12 @@ def _figures(pool: Rows) -> Table:
 def _table(title: str, columns: Sequence[str]) -> Table:
     """A column of names that are never cut, and right-aligned figures."""
     table = Table(
-        title=title, title_justify="left", box=None, pad_edge=False, collapse_padding=True
+        title=title,
+        title_justify="left",
+        box=None,
+        pad_edge=False,
+        collapse_padding=True,
+        min_width=len(title),
     )
     table.add_column("", no_wrap=True)
     for name in columns:
