@@ -16,6 +16,7 @@ from foredraft.cli import common
 from foredraft.cli.failures import clear_failures
 from foredraft.costs import (
     BUDGET_S,
+    BUSY_SPREAD,
     CONTEXTS,
     NODES,
     CostTable,
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 
 USUAL_CONTEXT = 512
 """Tokens in the cache for which the sentences under the table speak."""
-BUSY_SPREAD = 0.25
-"""Repeats of one pass that differ by more than this say little about the machine when it is quiet."""
 REFRESHES_PER_S = 1
 """Of the progress line: drawing it must not cost the passes their time."""
 
