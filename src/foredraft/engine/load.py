@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,7 +156,7 @@ def _load_model(
 
 def _meant(name: str, known: Iterable[str]) -> str | None:
     """The known name that this one nearly is, if it is neither a folder nor a hub id of some owner."""
-    if "/" in name or Path(name).exists():
+    if "/" in name or os.path.exists(name):  # false, and no error, for what cannot be a path
         return None
     return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.8)), None)
 
