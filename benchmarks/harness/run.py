@@ -39,7 +39,7 @@ from foredraft.engine.load import load_models
 METHOD = "ngram"
 PEERS = ("hf", "hf-lookup")
 SLOWDOWN = 0.10
-NUM_PROMPTS = 40
+NUM_PROMPTS, PEER_PROMPTS = 40, 13
 
 
 class SlowState:
@@ -182,7 +182,7 @@ def verdicts(folder: Path, other: str) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--max-new-tokens", type=int, default=32)
+    parser.add_argument("--max-new-tokens", type=int, default=24)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
@@ -190,7 +190,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         rows = own_overhead(folder / "overhead", BenchPlan(methods=(PLAIN, METHOD), **shape))
-        rows += peer_overhead(BenchPlan(methods=(PLAIN, *PEERS), **shape))
+        rows += peer_overhead(BenchPlan(methods=(PLAIN, *PEERS), **shape | {"limit": PEER_PROMPTS}))
         plan = BenchPlan(methods=(PLAIN, METHOD), repeats=args.repeats, **shape)
         run(folder / "first", plan)
         run(folder / "again", plan)
