@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import foredraft
-from foredraft.bench.folder import write_json
 from foredraft.bench.provenance import provenance
 from foredraft.bench.suites import read_suites
+from foredraft.files import write_json
 
 Messages = list[dict[str, str]]
 SUITES = ("mt_bench", "alpaca", "gsm8k", "humaneval", "qa", "sum")

@@ -17,7 +17,7 @@ ROOT = "foredraft"
 
 LAYERS = (
     {"errors"},
-    {"config"},
+    {"config", "files"},
     {"tree"},
     {"sampling", "results"},
     {"protocols", "costs"},

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from foredraft.bench.folder import COSTS, PLAN, RECORDS, RunFolder
 from foredraft.bench.runner import BenchRun
-from foredraft.cli.bench import INTERRUPTED
+from foredraft.cli.bench import INTERRUPTED, noticed_interrupts
 from foredraft.cli.main import app
 from foredraft.costs import CostTable
 from tests.tiny_folders import save_folder
@@ -164,6 +164,55 @@ def test_a_folder_without_a_run_is_named(tmp_path: Path, done: Path, command: st
     found = bench(command, *arguments)
     assert found.exit_code == USAGE
     assert "holds no benchmark run" in found.stderr
+
+
+def test_brackets_in_names_are_no_markup(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "b[red].jsonl"
+    questions = [{"id": "[/b]", "prompt": "cat " * 3000}, {"id": "[i]", "prompt": "the cat"}]
+    file.write_text("\n".join(map(json.dumps, questions)))
+    out = tmp_path / "o[/x]"
+    done = run(folder, file, out)
+    assert done.exit_code == 0
+    assert "b[red]/[/b] was left out" in done.stderr + done.stdout
+    assert "b[red]" in done.stdout
+    assert "o[/x]" in done.stdout
+    assert [len(record.answers) > 0 for record in RunFolder(out).records()] == [False, True]
+
+
+def test_a_run_that_no_prompt_fits_says_so(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "long.jsonl"
+    file.write_text(json.dumps({"prompt": "cat " * 3000}))
+    for _ in range(2):  # the second time there is nothing left to run
+        done = run(folder, file, tmp_path / "out")
+        assert done.exit_code == FAILURE
+        assert "could be answered" in done.stderr
+
+
+def test_an_interrupt_that_a_finaliser_swallows_is_noticed() -> None:
+    class Leaves:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    with noticed_interrupts() as interrupted:
+        assert not interrupted()
+        with pytest.warns(pytest.PytestUnraisableExceptionWarning):
+            Leaves()
+        assert interrupted()
+
+
+@pytest.mark.parametrize("kind", ["file", "loop", "name"])
+def test_a_folder_that_cannot_be_made_is_found_before_loading(
+    suite: Path, tmp_path: Path, kind: str
+) -> None:
+    out = tmp_path / ("n" * 300 if kind == "name" else "out")
+    if kind == "file":
+        out.write_text("mine")
+    elif kind == "loop":
+        out.symlink_to(out)
+    done = bench("run", "--model", "no/such/model", "--suite", suite, "--out", out)
+    assert done.exit_code == USAGE
+    (line,) = done.stderr.splitlines()
+    assert "cannot be written" in line
 
 
 def test_ctrl_c_keeps_what_is_finished(folder: Path, tmp_path: Path) -> None:

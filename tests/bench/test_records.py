@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foredraft.bench.folder import PLAN, RECORDS, RunFolder, write_json
+from foredraft.bench.folder import PLAN, RECORDS, RunFolder
 from foredraft.bench.records import Answer, PromptRecord, digest, record_of
 from foredraft.errors import ConfigError
+from foredraft.files import write_json
 from foredraft.results import STAGES, RoundRecord, Statistics
 
 SECONDS = st.integers(0, 10**8).map(lambda n: n / 10**7)
@@ -157,7 +158,7 @@ def test_a_run_lists_what_ran_in_the_order_of_its_plan(tmp_path: Path) -> None:
     assert (run.methods, run.suites, run.costs) == (("ngram",), ("t", "s"), None)
 
 
-def test_files_are_replaced_whole(tmp_path: Path) -> None:
+def test_files_of_a_run_are_replaced_whole(tmp_path: Path) -> None:
     file = tmp_path / "x.json"
     write_json(file, {"a": 1})
     with pytest.raises(TypeError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
@@ -335,6 +336,18 @@ def test_a_peer_that_fails_in_its_warm_up_is_dropped(
     assert {a.method for r in records for a in r.answers} == {PLAIN, "B"}
 
 
+def test_a_run_does_not_go_on_with_other_weights(
+    make_plan: Callable[..., BenchPlan], model: Path, tmp_path: Path
+) -> None:
+    mine = tmp_path / "model"
+    shutil.copytree(model, mine)
+    list(islice(start(make_plan(model=str(mine)), tmp_path / "out"), 1))
+    shutil.rmtree(mine)
+    save_folder(mine, seed=1)
+    with pytest.raises(ConfigError, match="begun with weights"):
+        run_all(make_plan(model=str(mine)), tmp_path / "out")
+
+
 @pytest.mark.parametrize("name", ["cpu", "threads", "dtype", "device"])
 def test_a_run_does_not_go_on_on_another_machine(
     make_plan: Callable[..., BenchPlan], tmp_path: Path, name: str
@@ -400,6 +413,11 @@ def test_the_seed_of_a_question_does_not_depend_on_other_suites(
         ({"temperature": -1.0}, "temperature"),
         ({"suites": "nowhere.jsonl"}, "nowhere.jsonl"),
         ({"methods": ("ngram:depht=3",)}, "did you mean 'depth'"),
+        ({"methods": ("ngram:depth=0",)}, "depth=0"),
+        ({"methods": ("ngram:min=9",)}, "n-gram lengths 9..5"),
+        ({"methods": ("ngram:tree=600",)}, "tree '600'"),
+        ({"methods": ("ngram:verifier=exakt",)}, "did you mean 'exact'"),
+        ({"methods": ("ngram:min=2:max=4", "ngram:max=4:min=2")}, "are the same"),
     ],
 )
 def test_mistakes_are_found_before_loading(
@@ -419,6 +437,7 @@ def test_plain_decoding_always_takes_part(make_plan: Callable[..., BenchPlan]) -
         ("ngram,hf", ("ngram", "hf")),
         (" ngram , hf ", ("ngram", "hf")),
         ("ngram:tree=4,2,2,hf", ("ngram:tree=4,2,2", "hf")),
+        ("ngram:tree=4, 2,2", ("ngram:tree=4,2,2",)),
         ("ngram:tree=4,2,2:min=3", ("ngram:tree=4,2,2:min=3",)),
     ],
 )

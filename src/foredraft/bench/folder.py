@@ -23,6 +23,7 @@ from filelock import FileLock, Timeout
 from foredraft.bench.records import PromptRecord
 from foredraft.costs import CostTable
 from foredraft.errors import ConfigError
+from foredraft.files import write_json
 
 PLAN, COSTS, RECORDS = "plan.json", "costs.json", "records.jsonl"
 LOCK = ".lock"
@@ -56,6 +57,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._ends_whole = False
 
     def read(self) -> Run:
         """The run so far.
@@ -120,7 +122,8 @@ class RunFolder:
             raise ConfigError(
                 f"{file} belongs to a run whose {PLAN} is missing; give another --out, or remove it"
             )
-        lines = file.read_text(encoding="utf-8").splitlines(keepends=True) if file.exists() else []
+        text = file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
+        lines = text.splitlines(keepends=True)
         for number, line in enumerate(lines, 1):
             if number == len(lines) and not line.endswith("\n"):
                 return
@@ -135,28 +138,21 @@ class RunFolder:
     def append(self, record: PromptRecord) -> None:
         """Keep a finished prompt, on disk before this returns."""
         file = self.path / RECORDS
-        _drop_cut_line(file)
+        if not self._ends_whole:
+            _drop_cut_line(file)
+            self._ends_whole = True
         with file.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(record.as_dict(), separators=(",", ":")) + "\n")
             stream.flush()
             os.fsync(stream.fileno())
 
 
-def write_json(file: Path, document: Any) -> None:
-    """Write JSON so that a reader finds the old file or the new one, never a part."""
-    write_text(file, json.dumps(document, indent=1) + "\n")
-
-
-def write_text(file: Path, text: str) -> None:
-    """Replace a text file at once."""
-    partial = file.with_name(file.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, file)
-
-
 def _read_json(file: Path) -> Any:
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        document = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(document, dict):
+            raise ValueError("it is no JSON object")
+        return document
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file} cannot be read ({error}); run the benchmark anew") from None
 

@@ -83,6 +83,7 @@ class BenchPlan:
             raise ConfigError(f"method {twice!r} is named twice; leave one out")
         names = self.methods if PLAIN in self.methods else (PLAIN, *self.methods)
         specs = {name: _read(name) for name in names}
+        _refuse_twins(specs)
         needing = [name for name, spec in specs.items() if spec.needs_draft_model]
         if needing and self.drafter is None:
             raise ConfigError(
@@ -118,13 +119,27 @@ def split_methods(text: str) -> tuple[str, ...]:
     """`A,B,C` as names. A comma before a digit is part of an option (`tree=4,2,2`)."""
     names: list[str] = []
     for part in text.split(","):
+        part = part.strip()
         if names and part[:1].isdigit():
             names[-1] += "," + part
         else:
-            names.append(part.strip())
+            names.append(part)
     if not all(names):
         raise ConfigError(f"methods {text!r} has an empty name; write them like ngram,hf,hf-lookup")
     return tuple(names)
+
+
+def _refuse_twins(specs: Mapping[str, Method | PeerSpec]) -> None:
+    """No method twice, under two spellings of the same options."""
+    for i, (name, spec) in enumerate(specs.items()):
+        for other, known in list(specs.items())[:i]:
+            if _without_spelling(spec) == _without_spelling(known):
+                raise ConfigError(f"methods {other!r} and {name!r} are the same; leave one out")
+
+
+def _without_spelling(spec: Method | PeerSpec) -> Any:
+    """A method, or a peer by its name and settings: its text is how they were spelt."""
+    return (spec.name, getattr(spec, "settings", None) or getattr(spec, "options", None))
 
 
 def _read(text: str) -> Method | PeerSpec:
@@ -135,5 +150,7 @@ def _read(text: str) -> Method | PeerSpec:
     if name in PEERS:
         return parse_peer(text)
     if name in RECIPES:
-        return parse_method(text)
+        method = parse_method(text)
+        method.check(has_draft_model=method.needs_draft_model)
+        return method
     raise ConfigError(f"unknown method {name!r}; {suggestion(name, [*RECIPES, *PEERS])}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import shlex
@@ -17,7 +18,8 @@ import torch
 import foredraft
 from foredraft.errors import ConfigError
 
-SAME = ("cpu", "threads", "device", "dtype", "python")
+SAME = ("cpu", "threads", "device", "dtype", "python", "weights", "draft_weights")
+SAMPLE = 16
 SAME_PACKAGES = ("torch", "transformers")
 """What must not change in the middle of a run."""
 PACKAGES = (
@@ -66,6 +68,18 @@ def check_same_machine(begun: dict[str, Any], now: dict[str, Any], folder: str) 
                 f"{folder} holds a run begun with {name} {value}, and this is {name} {after[name]}; times "
                 "of the two cannot be mixed: give another --out"
             )
+
+
+def weights_digest(model: Any) -> str | None:
+    """A hash of a model's weights: names, shapes, and both ends of every tensor; None without a model."""
+    if model is None:
+        return None
+    found = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        flat = tensor.detach().flatten()
+        ends = torch.cat([flat[:SAMPLE], flat[-SAMPLE:]]).double().tolist()
+        found.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} {ends}".encode())
+    return found.hexdigest()[:16]
 
 
 def command() -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from foredraft.bench.folder import COSTS, Run, RunFolder, write_json, write_text
+from foredraft.bench.folder import COSTS, Run, RunFolder
 from foredraft.bench.modelled import pricing_of
 from foredraft.bench.plan import PLAIN
 from foredraft.bench.plots import write_plots
 from foredraft.bench.report_tables import draft_table, group_table, speed_table, time_table
 from foredraft.bench.rows import ALL, Rows, by_group, results_document
-from foredraft.errors import ConfigError
+from foredraft.errors import ConfigError, ForedraftError, PromptError
+from foredraft.files import write_json, write_text
 
 RESULTS, REPORT = "results.json", "report.md"
 
@@ -56,17 +57,25 @@ def write_report(folder: RunFolder, costs: str | None = None) -> dict[str, Any]:
 
     Raises:
         ConfigError: the folder holds no run or no finished prompt, or a library is not installed.
+        PromptError: no prompt of the run could be answered.
     """
     run = folder.read()
     if not run.methods:
-        raise ConfigError(
-            f"{folder.path} has no finished prompt yet; `foredraft bench run` with the same settings goes on"
-        )
+        raise _nothing_to_report(folder, run)
     document = results_document(run, pricing_of(run, costs))
-    plots = write_plots(folder.path, by_group(document))
     write_json(folder.path / RESULTS, document)
+    plots = write_plots(folder.path, by_group(document))
     write_text(folder.path / REPORT, report_text(run, document, plots))
     return document
+
+
+def _nothing_to_report(folder: RunFolder, run: Run) -> ForedraftError:
+    if run.records:
+        reasons = "; ".join(run.plan["notes"][:1])
+        return PromptError(f"no prompt of {folder.path} could be answered ({reasons})")
+    return ConfigError(
+        f"{folder.path} has no finished prompt yet; `foredraft bench run` with the same settings goes on"
+    )
 
 
 def report_text(run: Run, document: Mapping[str, Any], plots: Sequence[str]) -> str:

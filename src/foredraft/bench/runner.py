@@ -13,7 +13,7 @@ from foredraft.bench.field import enter_field
 from foredraft.bench.folder import RunFolder
 from foredraft.bench.judge import Judge
 from foredraft.bench.plan import PLAIN, BenchPlan
-from foredraft.bench.provenance import check_same_machine, provenance
+from foredraft.bench.provenance import check_same_machine, provenance, weights_digest
 from foredraft.bench.records import Answer, AnswerRecord, PromptRecord, record_of
 from foredraft.bench.suites import Question
 from foredraft.config import GenerationOptions
@@ -109,10 +109,17 @@ class BenchRun:
 
     def _begin(self, models: Models, field: Sequence[Contender]) -> None:
         """Keep the plan, and measure what passes cost if that was not done yet."""
-        now = {**provenance(models.target.device), "dtype": dtype_of(models.target)}
+        now = {
+            **provenance(models.target.device),
+            "dtype": dtype_of(models.target),
+            "weights": weights_digest(getattr(models.target, "model", None)),
+            "draft_weights": weights_digest(getattr(models.draft_model, "model", None)),
+        }
         begun = self._begun
         if begun:
             check_same_machine(begun["provenance"], now, str(self.folder.path))
+            if begun["provenance"]["revision"] != now["revision"]:
+                self._note(f"the run went on at another revision, {now['revision']}")
         comparable = {contender.name: contender.comparable for contender in field}
         self._begun = {
             **self.plan.as_dict(),

@@ -46,7 +46,7 @@ def read_suites(text: str, limit: int | None) -> tuple[Suite, ...]:
     """
     if limit is not None and limit < 1:
         raise ConfigError(
-            f"limit={limit} leaves no question; give at least 1, or leave it out to take all"
+            f"limit={limit} leaves no question; give at least 1 (on the command line, 0 takes all)"
         )
     located = [_locate(name.strip()) for name in text.split(",")]
     names = _names(located)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -13,8 +17,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from foredraft.bench.folder import RunFolder
 from foredraft.bench.libraries import check_libraries
 from foredraft.bench.plan import BenchPlan, split_methods
+from foredraft.cli import common
 from foredraft.cli.failures import FAILURE, clear_failures
 from foredraft.config import default_of
+
+if TYPE_CHECKING:
+    from foredraft.bench.runner import BenchRun
 
 INTERRUPTED = 130
 """The exit code of a program that Ctrl-C ended."""
@@ -87,7 +95,7 @@ def run(
         check_libraries()
         with folder.in_use():
             pass  # found out now, and not after loading
-        _run(plan, folder, Console(stderr=True))
+        _run(plan, folder, common.console(stderr=True))
         document = _write_report(folder, None)
         if any(row["identical"] == "bug" for row in document["rows"]):
             raise typer.Exit(FAILURE)
@@ -132,11 +140,11 @@ def compare(
         if as_json:
             typer.echo(json.dumps(comparison.as_dict()))
         else:
-            Console().print(render_comparison(comparison))
+            common.console().print(render_comparison(comparison))
 
 
 def _run(plan: BenchPlan, folder: RunFolder, console: Console) -> None:
-    """Run what is not finished, with a bar; Ctrl-C keeps what is."""
+    """Run what is not finished, with a bar; whatever ends it early, what is finished is kept."""
     from transformers.utils import logging
 
     from foredraft.bench.runner import BenchRun
@@ -144,19 +152,52 @@ def _run(plan: BenchPlan, folder: RunFolder, console: Console) -> None:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     bench = BenchRun(plan, folder, report=lambda line: console.print(line, style="dim"))
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     try:
-        # It is drawn between prompts alone: a thread that draws would take its share of what is timed.
-        with Progress(*columns, TimeRemainingColumn(), console=console, auto_refresh=False) as bar:
-            task = bar.add_task("prompts", total=bench.total, completed=bench.done)
-            for step in bench:
-                bar.update(task, completed=step.done, description=step.record.suite, refresh=True)
+        with noticed_interrupts() as interrupted:
+            for _ in _with_bar(bench, console):
+                if interrupted():
+                    raise KeyboardInterrupt
     except KeyboardInterrupt:
-        console.print(
-            f"interrupted: {bench.done} of {bench.total} prompts are kept in {folder.path}; "
-            "the same command goes on from there"
-        )
+        _say_what_is_kept("interrupted", bench, console)
         raise typer.Exit(INTERRUPTED) from None
+    except OSError as error:
+        reason = f"{error.filename or folder.path}: {error.strerror or error}"
+        _say_what_is_kept(f"error: {reason}", bench, console)
+        raise typer.Exit(FAILURE) from None
+
+
+def _with_bar(bench: BenchRun, console: Console) -> Iterator[None]:
+    """The run's steps. The bar is drawn between prompts: a thread would take its share of what is timed."""
+    text = TextColumn("{task.description}", markup=False)
+    columns = (text, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, auto_refresh=False) as bar:
+        task = bar.add_task("prompts", total=bench.total, completed=bench.done)
+        for step in bench:
+            bar.update(task, completed=step.done, description=step.record.suite, refresh=True)
+            yield
+
+
+def _say_what_is_kept(reason: str, bench: BenchRun, console: Console) -> None:
+    console.print(
+        f"{reason}: {bench.done} of {bench.total} prompts are kept in {bench.folder.path}; "
+        "the same command goes on from there"
+    )
+
+
+@contextmanager
+def noticed_interrupts() -> Iterator[Callable[[], bool]]:
+    """Tell whether Ctrl-C came. Python drops the exception if it strikes inside a finaliser."""
+    seen: list[int] = []
+
+    def notice(number: int, frame: FrameType | None) -> None:
+        seen.append(number)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, notice)
+    try:
+        yield lambda: bool(seen)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _write_report(folder: RunFolder, costs: str | None) -> dict[str, Any]:
@@ -164,5 +205,5 @@ def _write_report(folder: RunFolder, costs: str | None) -> dict[str, Any]:
     from foredraft.cli.show_bench import show_results
 
     document = write_report(folder, costs)
-    show_results(document, folder.path, Console())
+    show_results(document, folder.path, common.console())
     return document

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from foredraft.cli import common
 from foredraft.cli.failures import clear_failures
@@ -25,6 +25,7 @@ from foredraft.costs import (
     check_grid,
 )
 from foredraft.errors import ConfigError
+from foredraft.files import check_writable
 
 if TYPE_CHECKING:
     from foredraft.engine.engine import Engine
@@ -58,7 +59,8 @@ def calibrate(
     with clear_failures():
         grid = check_grid(_numbers("nodes", nodes), _numbers("contexts", contexts))
         check_budget(budget)
-        _check_out(out)
+        if out is not None:
+            check_writable(out)
         name = _method(drafter)
         engine = common.load_engine(model, method=name, drafter=drafter, dtype=dtype, device=device)
         table = _measure(engine, name, grid, budget)
@@ -74,7 +76,7 @@ def _measure(
     from foredraft.engine import calibration
     from foredraft.engine.cost_files import dtype_of
 
-    console = Console(stderr=True)
+    console = common.console(stderr=True)
     with console.status("starting", refresh_per_second=REFRESHES_PER_S) as status:
         table = calibration.calibrate(
             engine.target,
@@ -82,7 +84,7 @@ def _measure(
             nodes=grid[0],
             contexts=grid[1],
             budget_s=budget_s,
-            report=status.update,
+            report=lambda line: status.update(Text(line)),
         )
     facts = {**provenance(engine.target.device), "dtype": dtype_of(engine.target)}
     return dataclasses.replace(table, provenance={**facts, **table.provenance})
@@ -92,10 +94,17 @@ def _keep(table: CostTable, engine: Engine, model: str, out: Path | None) -> Non
     """Write the table where it is looked for, and where the user wants it."""
     from foredraft.engine.cost_files import dtype_of, save_costs, write_costs
 
+    console = common.console(stderr=True)
     if out is not None:
         write_costs(table, out)
-    file = save_costs(table, model, dtype_of(engine.target), engine.target.device)
-    Console(stderr=True).print(f"kept in {file}", style="dim", highlight=False, soft_wrap=True)
+    try:
+        file = save_costs(table, model, dtype_of(engine.target), engine.target.device)
+    except ConfigError as error:
+        if out is None:
+            raise
+        console.print(f"kept in {out} alone: {error}", soft_wrap=True)
+    else:
+        console.print(f"kept in {file}", style="dim", highlight=False, soft_wrap=True)
 
 
 def _show(
@@ -104,7 +113,7 @@ def _show(
     if as_json:
         typer.echo(json.dumps(table.as_dict()))
         return
-    console = Console()
+    console = common.console()
     console.print(_passes_table(table.target, f"ms a pass of {model} (x 1 node)"))
     for sentence in [*_left_out(table.target, grid), *sentences(table)]:
         console.print(sentence, highlight=False, soft_wrap=True)
@@ -127,8 +136,8 @@ def sentences(table: CostTable) -> list[str]:
     behind = min(table.target.contexts, key=lambda context: abs(context - USUAL_CONTEXT))
     one_s = table.target(1, behind)
     widths = [count for count in table.target.nodes if count in (8, 32)] or [table.target.nodes[-1]]
-    trees = ", of ".join(f"{n} nodes {table.target(n, behind) / one_s:.2f}" for n in widths)
-    said = [f"Behind {behind} tokens, in passes of plain decoding: a tree of {trees}."]
+    wide = ", of ".join(f"{n} rows {table.target(n, behind) / one_s:.2f}" for n in widths)
+    said = [f"Behind {behind} tokens, in passes of plain decoding: a pass of {wide}."]
     for name, draft in table.drafts.items():
         host = f"{1000 * draft.host_s:.2f} ms of host work a round"
         level = f"{draft.passes(1, behind) / one_s:.2f} passes a level and " if draft.passes else ""
@@ -165,9 +174,3 @@ def _numbers(name: str, text: str) -> list[int]:
         raise ConfigError(
             f"--{name} {text!r} is no list of whole numbers; write it like 1,8,64"
         ) from None
-
-
-def _check_out(file: Path | None) -> None:
-    """Find a wrong place before minutes of loading."""
-    if file is not None and (file.is_dir() or not file.parent.is_dir()):
-        raise ConfigError(f"--out {file} is no file in an existing folder; name one")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from foredraft.config import GenerationOptions
 from foredraft.errors import ConfigError, PromptError
@@ -63,17 +64,21 @@ def read_prompt(prompt: str | None) -> str:
         raise PromptError(f"the prompt on stdin is not text ({error}); give it as UTF-8") from None
 
 
+def console(stderr: bool = False) -> Console:
+    """A terminal that takes names as they are: brackets in a path or an id are no markup."""
+    return Console(stderr=stderr, markup=False)
+
+
 def load_engine(model: str, **choices: Any) -> Engine:
     """The engine, with progress on stderr and the libraries' own chatter off."""
-    console = Console(stderr=True)
-    with console.status("starting") as status:
+    with console(stderr=True).status("starting") as status:
         from transformers.utils import logging
 
         from foredraft.engine.load import load
 
         logging.set_verbosity_error()
         logging.disable_progress_bar()
-        return load(model, **choices, report=status.update)
+        return load(model, **choices, report=lambda line: status.update(Text(line)))
 
 
 def as_prompt(text: str, engine: Engine, raw: bool) -> Prompt:

@@ -6,7 +6,6 @@ import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from foredraft.cli import common
 from foredraft.cli.failures import FAILURE, clear_failures
@@ -96,7 +95,7 @@ def _answer(engine: Engine, prompt: Prompt, options: GenerationOptions, as_json:
         from foredraft.cli.show import show_summary
 
         typer.echo()
-        show_summary(result, Console(stderr=True))
+        show_summary(result, common.console(stderr=True))
 
 
 def _dtype(engine: Engine) -> str:
@@ -112,7 +111,7 @@ def _compare(engine: Engine, prompt: Prompt, options: GenerationOptions, as_json
     if options.temperature > 0 and options.seed is None:
         options = options.replace(seed=fresh_seed())
     plain_engine = engine.without_drafts()
-    console = Console(stderr=True)
+    console = common.console(stderr=True)
     with console.status("warming up") as status:
         for warming in (plain_engine, engine):
             common.warm_up(warming, prompt, options)
@@ -134,6 +133,6 @@ def _compare(engine: Engine, prompt: Prompt, options: GenerationOptions, as_json
     else:
         from foredraft.cli.show import show_comparison
 
-        show_comparison(engine, plain, drafted, agreement, Console())
+        show_comparison(engine, plain, drafted, agreement, common.console())
     if agreement.kind == "bug":
         raise typer.Exit(FAILURE)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import errno
+import os
 import re
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from foredraft.cli import common
 from foredraft.cli.failures import clear_failures
 from foredraft.config import GenerationOptions
 from foredraft.errors import ConfigError, PromptError
+from foredraft.files import check_writable, write_json, write_text
 
 if TYPE_CHECKING:
     from foredraft.bench.trace.document import TraceDocument
@@ -83,19 +82,10 @@ def trace(
 def _check_files(*files: Path | None) -> None:
     """Find out before minutes of loading that a file cannot be written."""
     named = [file for file in files if file is not None]
-    if len({file.resolve() for file in named}) < len(named):
+    if len({os.path.realpath(file) for file in named}) < len(named):
         raise ConfigError(f"--out and --data both name {str(named[0])!r}; give two files")
     for file in named:
-        try:
-            if file.is_dir():
-                raise IsADirectoryError(errno.EISDIR, "it is a folder")
-            with tempfile.TemporaryFile(dir=file.parent):
-                pass
-        except OSError as error:
-            raise ConfigError(
-                f"{str(file)!r} cannot be written ({error.strerror}); give a file in a folder that exists "
-                "and that you may write to"
-            ) from None
+        check_writable(file)
 
 
 def _read_text(prompt: str | None) -> str:
@@ -119,7 +109,7 @@ def _trace(
     from foredraft.bench.trace.document import make_trace
 
     prompt = common.as_prompt(text, engine, raw)
-    with Console(stderr=True).status("warming up") as status:
+    with common.console(stderr=True).status("warming up") as status:
         common.warm_up(engine, prompt, options)
         status.update("answering")
         return make_trace(engine, prompt, options, model=model, method=method)
@@ -127,7 +117,6 @@ def _trace(
 
 def _write(document: TraceDocument, out: Path, data: Path | None) -> None:
     """The files, each replaced at once, and a line that says where the page is."""
-    from foredraft.bench.folder import write_json, write_text
     from foredraft.bench.trace.page import render
 
     write_text(out, render(document))

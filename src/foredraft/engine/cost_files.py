@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
 import re
-import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
@@ -15,6 +13,7 @@ import torch
 
 from foredraft.costs import CostTable
 from foredraft.errors import ConfigError
+from foredraft.files import write_json
 from foredraft.protocols import Target
 from foredraft.zoo.store import home
 
@@ -73,25 +72,15 @@ def save_costs(table: CostTable, model_name: str, dtype: str, device: torch.devi
 
 
 def write_costs(table: CostTable, file: Path) -> None:
-    """Write a table so that a reader finds the old file or the new one, never a part.
+    """Replace the file with a table.
 
     Raises:
         ConfigError: the disk refused it.
     """
-    unfinished = None
     try:
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=file.parent, prefix=f".{file.name}-", delete=False
-        ) as stream:
-            unfinished = stream.name
-            stream.write(json.dumps(table.as_dict(), indent=1) + "\n")
-        os.replace(unfinished, file)
+        write_json(file, table.as_dict())
     except OSError as error:
         raise _refused(file, error) from None
-    finally:
-        if unfinished is not None:
-            with contextlib.suppress(FileNotFoundError):  # gone, once it has its final name
-                os.unlink(unfinished)
 
 
 def dtype_of(target: Target) -> str:

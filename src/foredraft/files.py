@@ -1,0 +1,64 @@
+"""Files that are replaced whole: a reader finds the old one or the new one, never a part."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+import tempfile
+import uuid
+from pathlib import Path
+from typing import Any
+
+from foredraft.errors import ConfigError
+
+
+def write_text(file: Path, text: str) -> None:
+    """Replace a text file at once; a link stays a link.
+
+    Raises:
+        OSError: the disk refused it; what was there is still there, and nothing else is left.
+    """
+    place = Path(os.path.realpath(file))
+    partial = place.with_name(f".{uuid.uuid4().hex}.partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, place)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def write_json(file: Path, document: Any) -> None:
+    """Replace a JSON file at once. Errors as in `write_text`."""
+    write_text(file, json.dumps(document, indent=1) + "\n")
+
+
+def check_writable(file: Path) -> None:
+    """Find out, before minutes of work, that a file could not be written.
+
+    Raises:
+        ConfigError: it is a folder, a device or a pipe, or its folder is missing or cannot be written.
+    """
+    try:
+        place = Path(os.path.realpath(file))
+        found = _kind(place)
+        if found is not None and not stat.S_ISREG(found):
+            raise OSError(errno.EEXIST, "there is something else than a file of that name")
+        with tempfile.TemporaryFile(dir=place.parent):
+            pass
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(
+            f"{str(file)!r} cannot be written ({reason}); give a file in a folder that exists and that "
+            "you may write to"
+        ) from None
+
+
+def _kind(place: Path) -> int | None:
+    """The mode of what is there, if anything is; asking finds names that are too long, and loops of links."""
+    try:
+        return os.lstat(place).st_mode
+    except FileNotFoundError:
+        return None
