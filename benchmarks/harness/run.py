@@ -5,6 +5,8 @@
 - *Overhead:* while a benchmark runs, each of its prompts is also answered by a bare call right after:
   decode seconds as the benchmark keeps them over those of the bare call, paired by prompt. For peers the
   same by wall clock, through the adapter over a bare call of transformers' `generate`.
+- *Seams:* what the hooks and the streamer through which transformers is watched take a pass, timed alone on
+  a module that does nothing: the paired ratios above cannot show a hundredth of a per cent.
 - *Two runs of the same*, and a third whose n-gram method is slowed down by a tenth of its passes,
   compared as `foredraft bench compare` does.
 """
@@ -31,6 +33,8 @@ from foredraft.bench.compare import compare_runs
 from foredraft.bench.contenders import Contender, EngineContender
 from foredraft.bench.field import enter_field
 from foredraft.bench.folder import RunFolder
+from foredraft.bench.peers.hf import EmissionLog
+from foredraft.bench.peers.rounds import PassLog
 from foredraft.bench.plan import PLAIN, BenchPlan
 from foredraft.bench.runner import BenchRun
 from foredraft.costs import CostTable
@@ -136,6 +140,33 @@ def _timed(call: Callable[[], Any]) -> float:
     return time.perf_counter() - begin
 
 
+def seams(calls: int = 20_000) -> dict[str, float]:
+    """Microseconds a pass: of the hooks around it, and of a token through the streamer."""
+    module, ids, token = torch.nn.Identity(), torch.tensor([[1]]), torch.tensor([1])
+
+    def passes() -> None:
+        for _ in range(calls):
+            module(ids)
+
+    def watched() -> None:
+        log = PassLog(lambda: None)
+        with log.watching(module, module):
+            passes()
+
+    stream = EmissionLog()
+
+    def tokens() -> None:
+        for _ in range(calls):
+            stream.put(token)
+
+    alone = min(_timed(passes) for _ in range(3))
+    hooks = min(_timed(watched) for _ in range(3)) - alone
+    return {
+        "hooks_us": 1e6 * hooks / calls,
+        "streamer_us": 1e6 * min(_timed(tokens) for _ in range(3)) / calls,
+    }
+
+
 def _row(name: str, ratios: list[float]) -> dict[str, Any]:
     quarters = statistics.quantiles(ratios, n=4)
     row = {
@@ -196,7 +227,7 @@ def main() -> None:
         run(folder / "again", plan)
         run(folder / "slow", plan, SLOWDOWN)
         compared = {name: verdicts(folder, name) for name in ("again", "slow")}
-    write_results(args.out, rows, compared=compared, planted=SLOWDOWN)
+    write_results(args.out, rows, seams=seams(), compared=compared, planted=SLOWDOWN)
 
 
 if __name__ == "__main__":
