@@ -316,6 +316,22 @@ def test_plain_decoding_is_held_against_hf_and_else_absolute() -> None:
     assert not any(ABSOLUTE in note for note in both.notes)
 
 
+@pytest.mark.parametrize(("device", "told"), [("cpu", False), ("cuda:0 (H)", True)])
+def test_absolute_times_tell_a_difference_on_a_device_of_ones_own_alone(
+    device: str, told: bool
+) -> None:
+    def plain_run(seconds: float) -> Run:
+        rounds = round_of(emitted=10, seconds=seconds)
+        records = [prompt_of(answer_of(PLAIN, rounds), id=str(i)) for i in range(40)]
+        made = run_of(*records)
+        provenance = {**made.plan.get("provenance", {}), "device": device}
+        return dataclasses.replace(made, plan={**made.plan, "provenance": provenance})
+
+    change = change_of(compare_runs(plain_run(1.0), plain_run(1.3)), PLAIN)
+    assert change.reference is None
+    assert change.verdict.endswith("% slower") if told else change.verdict == CANNOT_TELL
+
+
 # --- what is compared ------------------------------------------------------------------------------------
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -89,8 +89,20 @@ def find_changes(
     by_suite = _rows(common, relative, suites if len(suites) > 1 else [])
     return [
         *_judge(pooled),
-        *_judge(_rows(common, absolute, [ALL])),
+        *_doubted(_judge(_rows(common, absolute, [ALL])), a, b),
         *_judge([*by_suite, *pooled])[: len(by_suite)],
+    ]
+
+
+def _doubted(changes: Sequence[Change], a: Run, b: Run) -> list[Change]:
+    """Absolute times of a processor that others share tell no difference: it is as fast as they leave it."""
+    own_device = all(run.plan.get("provenance", {}).get("device", "cpu") != "cpu" for run in (a, b))
+    settled = (noise.NO_DIFFERENCE, noise.CANNOT_TELL)
+    return [
+        change
+        if own_device or change.verdict in settled
+        else replace(change, verdict=noise.CANNOT_TELL)
+        for change in changes
     ]
 
 

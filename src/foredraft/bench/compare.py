@@ -17,7 +17,7 @@ from foredraft.costs import CostTable
 from foredraft.errors import ConfigError
 from foredraft.results import Statistics
 
-ABSOLUTE = "absolute times, only meaningful on one quiet machine"
+ABSOLUTE = "absolute times, which tell nothing on a machine that others share"
 
 
 @dataclass(frozen=True, slots=True)
