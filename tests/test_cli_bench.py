@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from foredraft.bench.folder import COSTS, PLAN, RECORDS, RunFolder
 from foredraft.bench.runner import BenchRun
-from foredraft.cli.bench import INTERRUPTED, noticed_interrupts
+from foredraft.cli.interrupts import INTERRUPTED, noticed_interrupts
 from foredraft.cli.main import app
 from foredraft.costs import CostTable
 from tests.tiny_folders import save_folder
@@ -188,16 +188,20 @@ def test_a_run_that_no_prompt_fits_says_so(folder: Path, tmp_path: Path) -> None
         assert "could be answered" in done.stderr
 
 
-def test_an_interrupt_that_a_finaliser_swallows_is_noticed() -> None:
+def test_an_interrupt_that_a_finaliser_swallows_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # Python says it there, and goes on
+
     class Leaves:
         def __del__(self) -> None:
             signal.raise_signal(signal.SIGINT)
 
     with noticed_interrupts() as interrupted:
-        assert not interrupted()
-        with pytest.warns(pytest.PytestUnraisableExceptionWarning):
-            Leaves()
-        assert interrupted()
+        interrupted.heed()
+        Leaves()
+        with pytest.raises(KeyboardInterrupt):
+            interrupted.heed()
 
 
 @pytest.mark.parametrize("kind", ["file", "loop", "name"])

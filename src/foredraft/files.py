@@ -44,6 +44,8 @@ def check_writable(file: Path) -> None:
     try:
         place = Path(os.path.realpath(file))
         found = _kind(place)
+        if found is not None and stat.S_ISDIR(found):
+            raise OSError(errno.EISDIR, "it is a folder")
         if found is not None and not stat.S_ISREG(found):
             raise OSError(errno.EEXIST, "there is something else than a file of that name")
         with tempfile.TemporaryFile(dir=place.parent):

@@ -124,8 +124,9 @@ def test_a_file_cut_anywhere_loses_its_last_line_alone(
     file.write_bytes(whole[: data.draw(st.integers(0, len(whole)))])
     left = file.read_bytes().count(b"\n")
     assert [record.id for record in folder.records()] == list("abc"[:left])
-    folder.append(PromptRecord("s", "d", "c", ()))
-    assert [record.id for record in folder.records()] == [*"abc"[:left], "d"]
+    again = RunFolder(folder.path)
+    again.append(PromptRecord("s", "d", "c", ()))
+    assert [record.id for record in again.records()] == [*"abc"[:left], "d"]
 
 
 def test_a_spoilt_line_inside_is_named(tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ def _notes(prompts: int, left_out: int, changes: Sequence[Change]) -> Iterator[s
         )
     if prompts == 1:
         yield "only one prompt is common, so nothing can be said about noise; run more prompts"
-    elif any(change.verdict == CANNOT_TELL for change in changes):
+    elif any(c.verdict == CANNOT_TELL and c.reference is not None for c in changes):
         yield (
             "cannot tell: the prompts are too few for the test, or too noisy for its interval to leave out "
             "a change of 10 %; run more prompts (--limit), or more repeats (--repeats)"

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,13 +16,11 @@ from foredraft.bench.libraries import check_libraries
 from foredraft.bench.plan import BenchPlan, split_methods
 from foredraft.cli import common
 from foredraft.cli.failures import FAILURE, clear_failures
+from foredraft.cli.interrupts import INTERRUPTED, noticed_interrupts
 from foredraft.config import default_of
 
 if TYPE_CHECKING:
     from foredraft.bench.runner import BenchRun
-
-INTERRUPTED = 130
-"""The exit code of a program that Ctrl-C ended."""
 
 app = typer.Typer(no_args_is_help=True, help="Measure methods and peers on the same prompts.")
 
@@ -155,8 +150,7 @@ def _run(plan: BenchPlan, folder: RunFolder, console: Console) -> None:
     try:
         with noticed_interrupts() as interrupted:
             for _ in _with_bar(bench, console):
-                if interrupted():
-                    raise KeyboardInterrupt
+                interrupted.heed()
     except KeyboardInterrupt:
         _say_what_is_kept("interrupted", bench, console)
         raise typer.Exit(INTERRUPTED) from None
@@ -182,22 +176,6 @@ def _say_what_is_kept(reason: str, bench: BenchRun, console: Console) -> None:
         f"{reason}: {bench.done} of {bench.total} prompts are kept in {bench.folder.path}; "
         "the same command goes on from there"
     )
-
-
-@contextmanager
-def noticed_interrupts() -> Iterator[Callable[[], bool]]:
-    """Tell whether Ctrl-C came. Python drops the exception if it strikes inside a finaliser."""
-    seen: list[int] = []
-
-    def notice(number: int, frame: FrameType | None) -> None:
-        seen.append(number)
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGINT, notice)
-    try:
-        yield lambda: bool(seen)
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _write_report(folder: RunFolder, costs: str | None) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import typer
 
 from foredraft.cli import common
 from foredraft.cli.failures import FAILURE, clear_failures
+from foredraft.cli.interrupts import noticed_interrupts
 from foredraft.config import GenerationOptions
 from foredraft.errors import ConfigError
 
@@ -84,8 +85,9 @@ def _drafts_nothing(method: str | None, drafter: str | None) -> bool:
 
 
 def _answer(engine: Engine, prompt: Prompt, options: GenerationOptions, as_json: bool) -> None:
-    with engine.stream(prompt, options) as stream:
+    with noticed_interrupts() as interrupted, engine.stream(prompt, options) as stream:
         for step in stream:
+            interrupted.heed()
             if not as_json:
                 typer.echo(step.text, nl=False)
         result = stream.result()
