@@ -172,8 +172,10 @@ def _with_bar(bench: BenchRun, console: Console) -> Iterator[None]:
 
 
 def _say_what_is_kept(reason: str, bench: BenchRun, console: Console) -> None:
+    """Counted where it is kept: an interrupt may strike between the writing of a prompt and its counting."""
+    kept = sum(1 for _ in bench.folder.records())
     console.print(
-        f"{reason}: {bench.done} of {bench.total} prompts are kept in {bench.folder.path}; "
+        f"{reason}: {kept} of {bench.total} prompts are kept in {bench.folder.path}; "
         "the same command goes on from there"
     )
 
