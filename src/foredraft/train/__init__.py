@@ -1,0 +1,1 @@
+"""Drafters that learn from their target: data, losses, loops."""
