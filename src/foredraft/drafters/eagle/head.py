@@ -1,0 +1,339 @@
+"""The EAGLE-1/2 and EAGLE-3 head as a module: one layer, without cache, mask or loop.
+
+Both variants pair the target's feature of token i with the *embedding of token i+1*, and predict token
+i+2; the rotary position of that row is i. Deeper steps take their own output in the feature's place.
+
+Papers: EAGLE (arXiv 2401.15077), EAGLE-2 (2406.16858), EAGLE-3 (2503.01840).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from foredraft.drafters.eagle.config import HeadConfig, Variant
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(q [B, Hq, T, D], k [B, Hkv, T, D], v [B, Hkv, T, D]), rotated, of the rows of this call -> attention
+output [B, Hq, T, D]. The caller owns the cache, the mask and the structure of unrolled steps."""
+
+Rotary = tuple[Tensor, Tensor]
+"""cos and sin, each [.., T, D]."""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetEnds:
+    """The two ends of the target that a head may borrow, and what its logits go through after the head.
+
+    Attributes:
+        embed: token ids -> embeddings, scaled where the model's own module does that (Gemma).
+        lm_head: hidden states after the final norm -> logits.
+        logit_scale: what logits are multiplied by (Cohere, Granite).
+        softcap: c of `c * tanh(logits / c)` (Gemma 2), or None.
+    """
+
+    embed: nn.Module
+    lm_head: nn.Module
+    logit_scale: float = 1.0
+    softcap: float | None = None
+
+    @classmethod
+    def of(cls, model: Any) -> TargetEnds:
+        """The ends of a Hugging Face causal language model."""
+        config = model.config.get_text_config(decoder=True)
+        scale = getattr(config, "logit_scale", None) or 1.0
+        scale /= getattr(config, "logits_scaling", None) or 1.0
+        softcap = getattr(config, "final_logit_softcapping", None)
+        return cls(model.get_input_embeddings(), model.get_output_embeddings(), scale, softcap)
+
+    @property
+    def device(self) -> torch.device:
+        """Where token ids go in."""
+        return self._embed_weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights."""
+        return self._embed_weight.dtype
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the embeddings."""
+        return self._embed_weight.shape[1]
+
+    @property
+    def lm_rows(self) -> Tensor:
+        """[rows, hidden] the language-model head's weight."""
+        weight = self.lm_head.weight
+        assert isinstance(weight, Tensor)
+        return weight
+
+    @property
+    def _embed_weight(self) -> Tensor:
+        weight = self.embed.weight
+        assert isinstance(weight, Tensor)
+        return weight
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[.., h] -> [.., rows], on the head's device even if the target is spread over several."""
+        logits: Tensor = self.lm_head(hidden.to(self.lm_rows.device)).to(hidden.device)
+        return self.finish(logits)
+
+    def finish(self, logits: Tensor) -> Tensor:
+        """What the model does to the product of hidden state and head."""
+        if self.logit_scale != 1.0:
+            logits = logits * self.logit_scale
+        return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
+
+
+class RMSNorm(nn.Module):
+    """`x / rms(x) * weight`, the mean square taken in float32."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[.., size] -> [.., size]."""
+        wide = hidden.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight * wide.to(hidden.dtype)
+
+
+class Attention(nn.Module):
+    """Grouped-query attention whose cache and mask are the caller's."""
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__()
+        self.head_dim = config.head_dim
+        # EAGLE-3 projects the pair (embedding, hidden state), EAGLE-1 what fc made of it.
+        size = config.hidden_size * (2 if config.variant == 3 else 1)
+        queries = config.num_attention_heads * config.head_dim
+        keys = config.num_key_value_heads * config.head_dim
+        self.q_proj = nn.Linear(size, queries, bias=config.attention_bias)
+        self.k_proj = nn.Linear(size, keys, bias=config.attention_bias)
+        self.v_proj = nn.Linear(size, keys, bias=config.attention_bias)
+        self.o_proj = nn.Linear(queries, config.hidden_size, bias=config.output_bias)
+
+    def forward(self, hidden: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
+        """[B, T, size] -> [B, T, h]."""
+        q, k, v = (
+            project(hidden).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        output = attend(rotated(q, rotary), rotated(k, rotary), v)
+        projected: Tensor = self.o_proj(output.transpose(1, 2).flatten(-2))
+        return projected
+
+
+class MLP(nn.Module):
+    """The gated feed-forward part of a Llama layer."""
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__()
+        from transformers.activations import ACT2FN
+
+        outer, inner = config.hidden_size, config.intermediate_size
+        self.gate_proj = nn.Linear(outer, inner, bias=config.mlp_bias)
+        self.up_proj = nn.Linear(outer, inner, bias=config.mlp_bias)
+        self.down_proj = nn.Linear(inner, outer, bias=config.mlp_bias)
+        self.act_fn = ACT2FN[config.hidden_act]
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[.., h] -> [.., h]."""
+        output: Tensor = self.down_proj(self.act_fn(self.gate_proj(hidden)) * self.up_proj(hidden))
+        return output
+
+
+class MidLayer(nn.Module):
+    """The head's only layer. EAGLE-3 norms embedding and hidden state apart; EAGLE-1 norms neither."""
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__()
+        size, eps = config.hidden_size, config.rms_norm_eps
+        self.self_attn = Attention(config)
+        self.mlp = MLP(config)
+        if config.variant == 3:
+            self.input_layernorm = RMSNorm(size, eps)
+            self.hidden_norm = RMSNorm(size, eps)
+        self.post_attention_layernorm = RMSNorm(size, eps)
+
+
+class EagleHead(nn.Module):
+    """An EAGLE head for one target.
+
+    What it borrows from the target (its embeddings, its language-model head) is held outside the
+    module's registration: it is in neither `parameters()` nor `state_dict()`, and `to()` leaves it alone.
+
+    Args:
+        config: the architecture.
+        ends: what can be borrowed.
+        target_ids: int64 [Vd] the target's id of each draft token; None when there is no reduction.
+        own_embeddings: whether the head has embeddings of its own, [V, h].
+        own_lm_head: whether it has a language-model head of its own, [Vd, h]. Without, it uses the
+            target's, or the target's rows `target_ids` (kept as a buffer that is not saved).
+
+    Weights that are its own are uninitialised in the sense of `nn.Linear`: random.
+    """
+
+    embed_tokens: nn.Module
+    target_ids: Tensor | None
+    lm_rows: Tensor | None
+
+    def __init__(
+        self,
+        config: HeadConfig,
+        ends: TargetEnds,
+        target_ids: Tensor | None = None,
+        *,
+        own_embeddings: bool = False,
+        own_lm_head: bool = False,
+    ) -> None:
+        super().__init__()
+        assert (target_ids is not None) == config.is_reduced
+        self.config, self.ends = config, ends
+        self.own_embeddings, self.own_lm_head = own_embeddings, own_lm_head
+        self.register_buffer("target_ids", target_ids)
+        self._add_ends()
+        self._add_fusion()
+        self.midlayer = MidLayer(config)
+        if config.variant == 3:
+            self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self._inv_freq, self._rope_scale = rope_frequencies(config)
+
+    @classmethod
+    def for_target(cls, target_model: Any, variant: Variant, **choices: Any) -> EagleHead:
+        """A head to be trained for a target; see `initial.head_for_target`."""
+        from foredraft.drafters.eagle.initial import head_for_target
+
+        return head_for_target(target_model, variant, **choices)
+
+    def _add_ends(self) -> None:
+        config = self.config
+        if self.own_embeddings:
+            self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        else:
+            object.__setattr__(self, "embed_tokens", self.ends.embed)
+        rows = None
+        if self.own_lm_head:
+            self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
+        elif self.target_ids is not None:
+            rows = self.ends.lm_rows.detach()[self.target_ids.to(self.ends.lm_rows.device)]
+        self.register_buffer("lm_rows", rows, persistent=False)
+
+    def _add_fusion(self) -> None:
+        config = self.config
+        fused = 2 * config.hidden_size if config.variant == 1 else config.feature_size
+        self.fc = nn.Linear(fused, config.hidden_size, bias=config.fc_bias)
+        if config.norm_before_fc:
+            self.input_norm = RMSNorm(config.feature_size, config.rms_norm_eps)
+        if config.fc_norm:
+            norms = (RMSNorm(config.target_hidden_size, config.rms_norm_eps) for _ in config.taps)
+            self.fc_norm = nn.ModuleList(norms)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its own weights."""
+        return self.fc.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where its own weights are."""
+        return self.fc.weight.device
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Embeddings of target token ids, int64 [..] -> [.., h]."""
+        embeds: Tensor = self.embed_tokens(token_ids)
+        return embeds.to(self.device)
+
+    def fuse(self, features: Tensor) -> Tensor:
+        """What a first step takes as hidden, [.., F] -> [.., h]; with variant 1 the feature itself."""
+        config = self.config
+        if config.variant == 1:
+            return features
+        if config.norm_before_fc:
+            features = self.input_norm(features)
+        if config.fc_norm:
+            states = features.chunk(len(config.taps), dim=-1)
+            features = torch.cat(
+                [norm(state) for norm, state in zip(self.fc_norm, states, strict=True)], dim=-1
+            )
+        fused: Tensor = self.fc(features)
+        return fused
+
+    def rotary(self, positions: Tensor) -> Rotary:
+        """cos and sin of positions, int64 [B, T] or [T] -> [B, T, D] or [T, D], in the head's dtype."""
+        if self._inv_freq.device != positions.device:
+            self._inv_freq = self._inv_freq.to(positions.device)
+        angles = positions[..., None].float() * self._inv_freq
+        angles = torch.cat((angles, angles), dim=-1)
+        scale, dtype = self._rope_scale, self.dtype
+        return (angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype)
+
+    def step(self, embeds: Tensor, hidden: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
+        """The layer.
+
+        Args:
+            embeds: [B, T, h] embeddings of the tokens that follow the rows.
+            hidden: [B, T, h] fused features, or the recycled output of the step before.
+            rotary: of the rows' positions.
+            attend: the attention of these rows over whatever came before.
+
+        Returns:
+            [B, T, h] the output before the final norm.
+        """
+        layer = self.midlayer
+        if self.config.variant == 1:
+            residual = attended = self.fc(torch.cat((embeds, hidden), dim=-1))
+        else:
+            normed = layer.hidden_norm(hidden)
+            attended = torch.cat((layer.input_layernorm(embeds), normed), dim=-1)
+            residual = normed if self.config.norm_before_residual else hidden
+        hidden = residual + layer.self_attn(attended, rotary, attend)
+        output: Tensor = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+        return output
+
+    def recycle(self, output: Tensor) -> Tensor:
+        """What the next step takes as hidden, [.., h] -> [.., h]."""
+        return self.norm(output) if self.config.norm_output else output
+
+    def logits(self, output: Tensor) -> Tensor:
+        """The law of the next token, [.., h] -> [.., Vd], before any softmax."""
+        hidden = output if self.config.variant == 1 else self.norm(output)
+        if self.own_lm_head:
+            logits: Tensor = self.lm_head(hidden)
+            return logits
+        if self.lm_rows is not None:
+            return self.ends.finish(F.linear(hidden, self.lm_rows))
+        return self.ends.logits(hidden)
+
+
+def rotated(x: Tensor, rotary: Rotary) -> Tensor:
+    """Turn queries or keys [B, H, T, D] by the angles [B, T, D] or [T, D] of their positions."""
+    cos, sin = (part.to(x.dtype).unsqueeze(-3) for part in rotary)
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+def rope_frequencies(config: HeadConfig) -> tuple[Tensor, float]:
+    """Radians a position, float32 [D / 2], and what cos and sin are multiplied by."""
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    like_llama = LlamaConfig(
+        hidden_size=config.hidden_size,
+        num_attention_heads=config.num_attention_heads,
+        num_key_value_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        max_position_embeddings=config.max_position_embeddings,
+        rope_parameters=dict(config.rope_parameters),
+    )
+    embedding = LlamaRotaryEmbedding(like_llama)
+    # A plain tensor, which a module does not register: `to(bfloat16)` must not round the angles.
+    return embedding.inv_freq.detach().clone(), float(embedding.attention_scaling)
