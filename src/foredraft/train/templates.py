@@ -16,6 +16,21 @@ from foredraft.errors import ConfigError
 Message = Mapping[str, str]
 """`{"role": "system" | "user" | "assistant", "content": text}`."""
 
+UNWRITTEN = (
+    "this model cannot write prompts itself: its chat template {behaviour}; give prompts of your own "
+    "with --prompts"
+)
+UNCLEAR = (
+    "what the assistant wrote cannot be told from the rest: the chat template {behaviour}; use a "
+    "template that does not, or one that marks replies with {{% generation %}} blocks"
+)
+
+
+def refusal(behaviour: str, why: str = UNWRITTEN) -> ConfigError:
+    """The error that names what a template does, why it matters and the way out."""
+    return ConfigError(why.format(behaviour=behaviour))
+
+
 _WORDS = ("Why is that", "7 plus 2?", "Éva said no.", "zero (0)")
 """Probes that begin and end differently, so that renderings agree on nothing but the template."""
 _FRESH = ("Tell me more", "Sure thing", "And now what")
@@ -100,7 +115,7 @@ def chat_frame(tokenizer: Any) -> ChatFrame:
     singles = [_rendered(tokenizer, word) for word in _WORDS]
     opening, between = _shared_start(singles), _shared_end(singles)
     if any(len(opening) + len(between) >= len(one) for one in singles):
-        raise _refusal("does not write the user's words as they are")
+        raise refusal("does not write the user's words as they are")
     user_end = _first_end(tokenizer, between, "a user's turn")
     closing = _closing(tokenizer)
     reply_end = _first_end(tokenizer, closing, "a reply")
@@ -114,6 +129,20 @@ def chat_frame(tokenizer: Any) -> ChatFrame:
     )
     _verify(tokenizer, frame, closing)
     return frame
+
+
+def reply_end(tokenizer: Any) -> list[int]:
+    """What the template writes after the last reply: the token that ends it, and any blanks behind.
+
+    Raises:
+        ConfigError: there is no template, or no token ends a reply.
+    """
+    replies = []
+    for word in _WORDS:
+        said = [{"role": "user", "content": _FRESH[0]}, {"role": "assistant", "content": word}]
+        replies.append(encode(tokenizer, render(tokenizer, said, reply_follows=False)))
+    tail = _shared_end(replies)
+    return tail[_first_end(tokenizer, tail, "a reply", why=UNCLEAR) :]
 
 
 def _rendered(tokenizer: Any, *words: str) -> list[int]:
@@ -142,13 +171,13 @@ def _shared_end(rows: Sequence[list[int]]) -> list[int]:
     return _shared_start([row[::-1] for row in rows])[::-1]
 
 
-def _first_end(tokenizer: Any, token_ids: Sequence[int], what: str) -> int:
+def _first_end(tokenizer: Any, token_ids: Sequence[int], what: str, why: str = UNWRITTEN) -> int:
     """Where the token that ends a turn stands: the first special one, with only blanks before it."""
     special = special_ids(tokenizer)
     place = next((i for i, token in enumerate(token_ids) if token in special), None)
     if place is None or decode(tokenizer, token_ids[:place]).strip():
         after = decode(tokenizer, token_ids)
-        raise _refusal(f"ends {what} with {after!r}, which begins with no token of its own")
+        raise refusal(f"ends {what} with {after!r}, which begins with no token of its own", why)
     return place
 
 
@@ -161,7 +190,7 @@ def _verify(tokenizer: Any, frame: ChatFrame, closing: list[int]) -> None:
     first, reply, second = _FRESH
     whole, start = _rendered(tokenizer, first, reply, second), _rendered(tokenizer, first)
     if whole[: len(start)] != start:
-        raise _refusal("writes a turn otherwise once others follow")
+        raise refusal("writes a turn otherwise once others follow")
     rest = whole[len(start) :]
     places = range(len(rest) - len(closing) + 1)
     at = next((i for i in places if rest[i : i + len(closing)] == closing), 0)
@@ -172,11 +201,4 @@ def _verify(tokenizer: Any, frame: ChatFrame, closing: list[int]) -> None:
     }
     for words, token_ids in texts.items():
         if decode(tokenizer, token_ids).strip() != words:
-            raise _refusal("drops or rewrites a turn once others follow")
-
-
-def _refusal(behaviour: str) -> ConfigError:
-    return ConfigError(
-        f"this model cannot write prompts itself: its chat template {behaviour}; "
-        "give prompts of your own with --prompts"
-    )
+            raise refusal("drops or rewrites what a turn says")
