@@ -106,6 +106,41 @@ class Target(Protocol):
         ...
 
 
+@runtime_checkable
+class FeatureState(ModelState, Protocol):
+    """A `ModelState` that also keeps hidden states of what it commits, until they are taken."""
+
+    def take_features(self) -> Tensor:
+        """Features [n, F] of the tokens committed since the last call, oldest first; n may be 0.
+
+        On the target's device, in the dtype of its hidden states.
+        """
+        ...
+
+
+@runtime_checkable
+class FeatureTarget(Target, Protocol):
+    """A target whose hidden states drafters may read."""
+
+    def start_tapped(self, capacity: int, taps: Sequence[int]) -> FeatureState:
+        """As `start`, with features of every committed token.
+
+        Args:
+            capacity: tokens.
+            taps: indices into Hugging Face's `hidden_states`: k in 0 .. n - 1 is the input of layer k, and
+                n = num_hidden_layers the last hidden state after the final norm. The features of
+                several taps stand behind one another in their order: F = len(taps) * hidden size.
+
+        Raises:
+            ModelError: a tap is out of range, or cannot be read from this model.
+        """
+        ...
+
+
+TakeFeatures = Callable[[], Tensor]
+"""Features [n, F] of the tokens committed since the last call, oldest first; n may be 0."""
+
+
 # --- policy -----------------------------------------------------------------------------------------
 
 
@@ -137,9 +172,19 @@ class Frontier:
     depth: int
     nodes: tuple[int, ...]
     token_ids: tuple[int, ...]
+    parents: tuple[int, ...]
+    """Tree node that each node is a child of; -1 for the root."""
+    ranks: tuple[int, ...]
+    """Place of each node among its siblings, in draw order; 0 first."""
     log_probs: Callable[[], Tensor | None]
-    """The drafter's log-law after each node, [F, V]; None from drafters without one. Calling it costs the
-    draft pass of this level; a policy that answers without calling it can save that pass."""
+    """The drafter's log-law after each node, before temperature and filters, [F, C]; None from drafters
+    without one. Calling it costs the draft pass of this level for all of its nodes; a policy that answers
+    without calling it saves that of the nodes to which it gives no children."""
+    scores: Callable[[], list[float] | None]
+    """log q of the path from the root to each node, [F], summed over the laws that its tokens were drawn
+    from, before temperature and filters; None from drafters without laws. Costs no pass."""
+    column_ids: Tensor | None = None
+    """Token id of each column of `log_probs`, int64 [C]; None where column i is token i."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +210,29 @@ class PolicyState(Protocol):
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Called once after each round that no stop cut short."""
+        ...
+
+
+@runtime_checkable
+class SelectingState(PolicyState, Protocol):
+    """What the policies of kind SELECTS that choose among drawn tokens give as their state.
+
+    Their drafts grow up to `max_candidates` nodes; the tree is what `select` keeps of them.
+    """
+
+    @property
+    def max_candidates(self) -> int:
+        """Draft tokens at most in the tree that is selected from."""
+        ...
+
+    def select(self, scores: Sequence[float], max_nodes: int) -> Sequence[int]:
+        """The draft tokens to keep: with each its parent, `max_nodes` of them at most.
+
+        Args:
+            scores: [N] log q of the path to every node, in tree order; 0 for the root, whose index 0
+                is not part of the answer.
+            max_nodes: room for draft tokens.
+        """
         ...
 
 
@@ -243,6 +311,20 @@ class Drafter(Protocol):
 
     def start(self, capacity: int) -> DrafterState:
         """Memory for one request of at most `capacity` tokens."""
+        ...
+
+
+@runtime_checkable
+class FeatureDrafter(Drafter, Protocol):
+    """A drafter that reads the target's hidden states; the engine starts it with `start_reading`."""
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """What it reads, as in `FeatureTarget.start_tapped`."""
+        ...
+
+    def start_reading(self, capacity: int, take_features: TakeFeatures) -> DrafterState:
+        """Memory for one request of at most `capacity` tokens, which pulls features as it needs them."""
         ...
 
 

@@ -123,11 +123,19 @@ class DraftTree:
 
 
 class TreeBuilder:
-    """Grows a `DraftTree` level by level. Children are added parent by parent, in draw order."""
+    """Grows a `DraftTree` level by level. Children are added parent by parent, in draw order.
+
+    Attributes:
+        token_ids, parents: as in `DraftTree`.
+        ranks: [N] place of each node among its siblings, 0 first.
+        origins: after `keep`, for each node its index before; None as long as nothing was dropped.
+    """
 
     def __init__(self, root_token_id: int) -> None:
         self.token_ids = [root_token_id]
         self.parents = [NO_PARENT]
+        self.ranks = [0]
+        self.origins: list[int] | None = None
         self._proposals = [Proposal.DETERMINISTIC]
         self._laws: dict[int, Tensor] = {}
         self._draft_rows: list[int] = []
@@ -137,6 +145,7 @@ class TreeBuilder:
 
     def add(self, parent: int, token_id: int, proposal: Proposal) -> int:
         """Append a child of `parent`; returns its node index."""
+        self.ranks.append(self.ranks[-1] + 1 if self.parents[-1] == parent else 0)
         self.token_ids.append(token_id)
         self.parents.append(parent)
         self._proposals.append(proposal)
@@ -157,6 +166,21 @@ class TreeBuilder:
             tokens.append(self.token_ids[node])
             node = self.parents[node]
         return tokens[::-1]
+
+    def keep(self, nodes: Sequence[int]) -> None:
+        """Drop all but the root and these nodes, which are then counted anew in the same order.
+
+        Args:
+            nodes: increasing indices, with each one its parent.
+        """
+        kept = [0, *nodes]
+        new = {old: i for i, old in enumerate(kept)}
+        self.parents = [NO_PARENT, *(new[self.parents[node]] for node in nodes)]
+        self.token_ids = [self.token_ids[node] for node in kept]
+        self.ranks = [self.ranks[node] for node in kept]
+        self._proposals = [self._proposals[node] for node in kept]
+        self._laws = {new[node]: law for node, law in self._laws.items() if node in new}
+        self.origins = kept
 
     def build(self) -> DraftTree:
         """The frozen tree."""

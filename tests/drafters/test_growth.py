@@ -25,7 +25,12 @@ class Counting:
     def __init__(self, builder: TreeBuilder) -> None:
         self._builder = builder
 
+    column_ids = None
+
     def log_probs(self, nodes: Sequence[int]) -> Tensor | None:
+        return None
+
+    def scores(self, nodes: Sequence[int]) -> list[float] | None:
         return None
 
     def extend(self, nodes: Sequence[int], counts: Sequence[int]) -> list[int]:

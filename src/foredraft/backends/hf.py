@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from foredraft.backends import hf_facts, hf_probe
+from foredraft.backends.hf_taps import FeatureBuffer, Taps
 from foredraft.backends.kv_cache import KVCache
 from foredraft.backends.tree_attention import Topology, TreeMasks
 from foredraft.config import MAX_TREE_NODES
@@ -102,6 +103,7 @@ class HFTarget:
         self._accelerators = [d for d in hf_facts.devices(model) if d.type != "cpu"]
         # One cache to reuse. A deque's pop and append are atomic, so threads may share the target.
         self._spare: deque[KVCache] = deque(maxlen=1)
+        self.taps = Taps(model)
         self.layout = hf_probe.learn_layout(model, self.device)
         self.masks = self._masks_that_work()
 
@@ -132,12 +134,24 @@ class HFTarget:
 
     def start(self, capacity: int) -> HFState:
         """Memory for one sequence, prepared for `capacity` tokens (it may grow past that)."""
+        return HFState(self, self._cache(capacity))
+
+    def start_tapped(self, capacity: int, taps: Sequence[int]) -> TappedState:
+        """As `start`, with hidden states of every committed token; see `FeatureTarget`.
+
+        Raises:
+            ModelError: a tap is out of range, or cannot be read from this model.
+        """
+        self.taps.require(taps)
+        return TappedState(self, self._cache(capacity), taps)
+
+    def _cache(self, capacity: int) -> KVCache:
         try:
             cache = self._spare.pop()
             cache.reserve(capacity)
         except IndexError:
             cache = KVCache(self.layout, capacity)
-        return HFState(self, cache)
+        return cache
 
     def take_back(self, cache: KVCache) -> None:
         """Keep the buffers of a finished sequence for the next one."""
@@ -202,9 +216,8 @@ class HFState:
         assert not self._parents, "commit or roll back before a prefill"
         for start in range(0, len(token_ids), MAX_TREE_NODES):
             chunk = token_ids[start : start + MAX_TREE_NODES]
-            with self._cache.writing(len(chunk)):
-                self._target.forward(chunk, cache=self._cache, last_only=True)
-            self._cache.commit(range(len(chunk)))
+            self._run(chunk, last_only=True)
+            self.commit(range(len(chunk)))
 
     def score(self, token_ids: Sequence[int], parents: Sequence[int]) -> Tensor:
         """Score N more pending nodes in one pass.
@@ -227,13 +240,8 @@ class HFState:
         if masks is None:
             assert self._topology.deepest(0, stop) == stop - 1, "this model scores chains only"
         mask = masks and masks.build(self._topology, self.length, first, stop)
-        with self._cache.writing(len(token_ids)):
-            logits = self._target.forward(
-                token_ids,
-                cache=self._cache,
-                positions=self._topology.depths(first, stop) + self.length,
-                mask=mask,
-            )
+        positions = self._topology.depths(first, stop) + self.length
+        logits = self._run(token_ids, positions=positions, mask=mask)
         self._parents = pending
         return logits[:, : self._target.vocab_size]
 
@@ -246,3 +254,32 @@ class HFState:
         """Give the buffers back to the target. The state must not be used afterwards."""
         self._target.take_back(self._cache)
         del self._cache
+
+    def _run(self, token_ids: Sequence[int], **arguments: Any) -> Tensor:
+        """One pass that writes the cache; arguments as in `ForwardPass`."""
+        with self._cache.writing(len(token_ids)):
+            return self._target.forward(token_ids, cache=self._cache, **arguments)
+
+
+class TappedState(HFState):
+    """One sequence whose hidden states are kept; see the `FeatureState` protocol."""
+
+    def __init__(self, target: HFTarget, cache: KVCache, taps: Sequence[int]) -> None:
+        super().__init__(target, cache)
+        size = len(taps) * hf_facts.text_config(target.model).hidden_size
+        self._features = FeatureBuffer(taps, size, target.device, target.model.dtype)
+
+    def take_features(self) -> Tensor:
+        """Features [n, F] of the tokens committed since the last call, oldest first."""
+        return self._features.take()
+
+    def commit(self, path: Sequence[int]) -> None:
+        """As `HFState.commit`; the features of kept nodes wait to be taken."""
+        super().commit(path)
+        self._features.commit(path)
+
+    def _run(self, token_ids: Sequence[int], **arguments: Any) -> Tensor:
+        with self._target.taps.collecting() as states:
+            logits = super()._run(token_ids, **arguments)
+        self._features.add(states, len(token_ids))
+        return logits

@@ -25,10 +25,18 @@ class DraftModelDrafter:
             of the two has (padding) are never proposed. One that cannot score trees drafts chains.
         proposal: how children are chosen. COUPLED ranks by log q + G with the target's own noise,
             DETERMINISTIC takes the top k, SAMPLED draws without and RESAMPLED with replacement.
+        target_ids: int64 [Vd] for a model that reads the target's ids and has a reduced head: the token
+            of each column of its logits. None for a model whose columns are its tokens.
     """
 
-    def __init__(self, model: Target, proposal: Proposal = Proposal.COUPLED) -> None:
+    def __init__(
+        self,
+        model: Target,
+        proposal: Proposal = Proposal.COUPLED,
+        target_ids: Tensor | None = None,
+    ) -> None:
         self.model, self.proposal = model, proposal
+        self.target_ids = None if target_ids is None else target_ids.to(model.device)
         self.proposals = frozenset({proposal})
 
     @property
@@ -38,14 +46,22 @@ class DraftModelDrafter:
 
     def start(self, capacity: int) -> DraftModelState:
         """A draft cache for one request."""
-        return DraftModelState(self.model, self.model.start(capacity), self.proposal)
+        state = self.model.start(capacity)
+        return DraftModelState(self.model, state, self.proposal, self.target_ids)
 
 
 class DraftModelState:
     """The draft model's cache of one request. After every round it holds committed text alone."""
 
-    def __init__(self, model: Target, state: ModelState, proposal: Proposal) -> None:
-        self._model, self._state, self._proposal = model, state, proposal
+    def __init__(
+        self,
+        model: Target,
+        state: ModelState,
+        proposal: Proposal,
+        target_ids: Tensor | None = None,
+    ) -> None:
+        self._model, self._state = model, state
+        self._proposal, self._target_ids = proposal, target_ids
         self._rows: dict[int, int] = {}  # tree node -> pending row, for the nodes already scored
         self._num_caught_up = 0
 
@@ -71,8 +87,15 @@ class DraftModelState:
             builder,
             self._proposal,
             score=lambda nodes: self._score(nodes, builder, context.token_ids),
+            target_ids=self._target_ids,
         )
-        return grow_tree(context, policy, builder, source)
+        tree = grow_tree(context, policy, builder, source)
+        if builder.origins is not None:
+            rows = self._rows
+            self._rows = {
+                node: rows[old] for node, old in enumerate(builder.origins) if old in rows
+            }
+        return tree
 
     def commit(self, path: Sequence[int]) -> None:
         """Keep the text caught up with and the accepted nodes that were scored; drop every other row."""
@@ -109,6 +132,8 @@ class DraftModelState:
 
     def _known(self, token_ids: Sequence[int]) -> list[int]:
         """The tokens; one that the draft model lacks is read as another, and only drafts suffer."""
+        if self._target_ids is not None:
+            return list(token_ids)
         return [token if token < self._model.vocab_size else 0 for token in token_ids]
 
     def _own_limits(self, context: DraftContext) -> DraftLimits:

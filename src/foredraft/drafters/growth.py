@@ -3,30 +3,49 @@
 Budgets are spent before drawing: the policy says how many children each node gets, limits cut those
 counts in draw order, and every token that is then drawn stays. So growth is exact with every
 verifier, whatever the policy looks at (design, section 4.2).
+
+A policy that selects lets candidates grow past the limit of nodes and then keeps some of them, which
+only exact verification allows. Kept nodes keep their order.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from torch import Tensor
 
 from foredraft.errors import ConfigError
-from foredraft.protocols import DraftContext, DraftLimits, Frontier, PolicyState
+from foredraft.protocols import (
+    DraftContext,
+    DraftLimits,
+    Frontier,
+    PolicyState,
+    SelectingState,
+)
 from foredraft.tree import DraftTree, TreeBuilder
 
 
 class CandidateSource(Protocol):
     """Where the children of nodes come from."""
 
+    @property
+    def column_ids(self) -> Tensor | None:
+        """Token id of each column of `log_probs`, int64 [C]; None where column i is token i."""
+        ...
+
     def log_probs(self, nodes: Sequence[int]) -> Tensor | None:
-        """The drafter's log-law after each node, [F, V], or None if it has none."""
+        """The drafter's log-law after each node, [F, C], or None if it has none."""
+        ...
+
+    def scores(self, nodes: Sequence[int]) -> list[float] | None:
+        """log q of the path to each of these grown nodes, or None if there are no laws."""
         ...
 
     def extend(self, nodes: Sequence[int], counts: Sequence[int]) -> list[int]:
-        """Add up to counts[i] children to nodes[i], in order; returns the new nodes."""
+        """Add up to counts[i] children (1 or more) to nodes[i], in order; returns the new nodes."""
         ...
 
 
@@ -35,28 +54,79 @@ def grow_tree(
 ) -> DraftTree:
     """The tree that `policy` grows from `source` within the limits of the round.
 
+    After a selection `builder.origins` tells which nodes of the growth were kept.
+
     Raises:
-        ConfigError: the policy gave something else than one count for each node.
+        ConfigError: the policy gave something else than one count for each node, or selected
+            something else than a tree within the limits.
     """
     limits = _tightest(policy.plan(context.limits), context.limits)
+    if not isinstance(policy, SelectingState):
+        _grow(context, policy, builder, source, limits)
+        return builder.build()
+    candidates = replace(limits, max_nodes=policy.max_candidates)
+    _grow(context, policy, builder, source, candidates)
+    _select(policy, builder, source, limits.max_nodes)
+    return builder.build()
+
+
+def _grow(
+    context: DraftContext,
+    policy: PolicyState,
+    builder: TreeBuilder,
+    source: CandidateSource,
+    limits: DraftLimits,
+) -> None:
     frontier: tuple[int, ...] = (0,)
     for depth in range(limits.max_depth):
         asked = _asked(policy, _frontier(depth, frontier, builder, source))
         counts = _affordable(asked, limits, len(builder) - 1)
-        if not any(counts):
+        drawn_from = [node for node, count in zip(frontier, counts, strict=True) if count]
+        if not drawn_from:
             break
-        new = source.extend(frontier, counts)
+        new = source.extend(drawn_from, [count for count in counts if count])
         frontier = tuple(n for n in new if builder.token_ids[n] not in context.law.eos_token_ids)
         if not frontier:
             break
-    return builder.build()
 
 
 def _frontier(
     depth: int, nodes: tuple[int, ...], builder: TreeBuilder, source: CandidateSource
 ) -> Frontier:
-    tokens = tuple(builder.token_ids[n] for n in nodes)
-    return Frontier(depth, nodes, tokens, lambda: source.log_probs(nodes))
+    return Frontier(
+        depth,
+        nodes,
+        token_ids=tuple(builder.token_ids[n] for n in nodes),
+        parents=tuple(builder.parents[n] for n in nodes),
+        ranks=tuple(builder.ranks[n] for n in nodes),
+        log_probs=lambda: source.log_probs(nodes),
+        scores=lambda: source.scores(nodes),
+        column_ids=source.column_ids,
+    )
+
+
+def _select(
+    policy: SelectingState, builder: TreeBuilder, source: CandidateSource, max_nodes: int
+) -> None:
+    """Keep what the policy selects among all nodes that were grown."""
+    scores = source.scores(range(len(builder)))
+    if scores is None:
+        raise ConfigError(
+            f"{type(policy).__name__} ranks drafts by the drafter's law, and this drafter has none; "
+            "use a fixed tree"
+        )
+    selected = policy.select(scores, max_nodes)
+    kept = sorted({operator.index(node) for node in selected})
+    reachable = {0, *kept}
+    if len(kept) > max_nodes or any(
+        not 0 < node < len(builder) or builder.parents[node] not in reachable for node in kept
+    ):
+        raise ConfigError(
+            f"{type(policy).__name__} selected nodes {list(selected)!r} of {len(builder)}; it must name "
+            f"at most {max_nodes} draft tokens, with each its parent"
+        )
+    if len(kept) < len(builder) - 1:
+        builder.keep(kept)
 
 
 def _tightest(planned: DraftLimits, limits: DraftLimits) -> DraftLimits:

@@ -8,50 +8,83 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from foredraft.drafters.path_scores import PathScores
 from foredraft.protocols import DraftContext
 from foredraft.tree import Proposal, TreeBuilder
 
 Score = Callable[[Sequence[int]], Tensor]
-"""Logits [F, V'] after the nodes of one level, in one draft pass. Called once a level."""
+"""Logits [F, V'] after nodes of one level, in one draft pass. Called once a level."""
 
 
 class LawCandidates:
     """A `CandidateSource` for drafters that have laws.
+
+    Candidates are ranked and drawn in the columns of the drafter's logits: with a reduced vocabulary
+    only its own tokens are looked at, and [F, V] exists nowhere but in the laws of sampled children.
 
     Args:
         context: the round's context.
         builder: the tree being grown.
         proposal: how children are chosen.
         score: the draft pass.
+        target_ids: int64 [Vd] the token of each column of a reduced vocabulary; None where column i is
+            token i. Tokens that the target lacks are left out.
     """
 
     def __init__(
-        self, context: DraftContext, builder: TreeBuilder, proposal: Proposal, score: Score
+        self,
+        context: DraftContext,
+        builder: TreeBuilder,
+        proposal: Proposal,
+        score: Score,
+        target_ids: Tensor | None = None,
     ) -> None:
         self._context, self._builder = context, builder
         self._proposal, self._score = proposal, score
         self._nodes: tuple[int, ...] = ()
         self._logits: Tensor | None = None
+        self._paths = PathScores(builder)
+        self._known: Tensor | None = None
+        if target_ids is not None:
+            known = target_ids < context.law.vocab_size
+            if not bool(known.all()):
+                self._known = known.nonzero()[:, 0]
+                target_ids = target_ids[known]
+        self.column_ids = target_ids
 
     def log_probs(self, nodes: Sequence[int]) -> Tensor:
-        """log q after each node, before temperature and filters, [F, V']."""
+        """log q after each node, before temperature and filters, [F, C]."""
         return self._logits_after(nodes).float().log_softmax(-1)
+
+    def scores(self, nodes: Sequence[int]) -> list[float]:
+        """log q of the path to each node, by the same laws."""
+        return self._paths.of(nodes)
 
     def extend(self, nodes: Sequence[int], counts: Sequence[int]) -> list[int]:
         """Choose and add children. A node whose law is not finite (NaN) gets none."""
-        logits = self._allowed(self._context.law.align(self._logits_after(nodes)), nodes)
-        drawn = self._choose(nodes, logits, counts)
-        return [
+        raw = self._logits_after(nodes)
+        logits = raw if self.column_ids is not None else self._context.law.align(raw)
+        drawn = self._choose(nodes, self._allowed(logits, nodes), counts)
+        tokens = self._tokens(drawn)
+        new = [
             self._builder.add(node, token, self._proposal)
-            for node, tokens in zip(nodes, drawn, strict=True)
-            for token in tokens
+            for node, children in zip(nodes, tokens, strict=True)
+            for token in children
         ]
+        self._paths.add(raw, drawn, first=len(self._builder) - len(new))
+        return new
 
     def _logits_after(self, nodes: Sequence[int]) -> Tensor:
-        """The draft pass of a level, made once however often its laws are read."""
-        if self._logits is None or self._nodes != tuple(nodes):
-            self._nodes, self._logits = tuple(nodes), self._score(nodes)
-        return self._logits
+        """The draft pass of a level, made once however often its laws are read, [F, C]."""
+        nodes = tuple(nodes)
+        if self._logits is None or not set(nodes) <= set(self._nodes):
+            logits = self._score(nodes)
+            self._nodes = nodes
+            self._logits = logits if self._known is None else logits[:, self._known]
+        if nodes == self._nodes:
+            return self._logits
+        row_of = {node: row for row, node in enumerate(self._nodes)}
+        return self._logits[[row_of[node] for node in nodes]]
 
     def _allowed(self, logits: Tensor, nodes: Sequence[int]) -> Tensor:
         """The logits with banned tokens at -inf; the same tensor when nothing is banned."""
@@ -61,35 +94,43 @@ class LawCandidates:
             return logits
         logits = logits.clone()
         for row, ids in zip(logits, banned, strict=True):
-            row[list(ids)] = -math.inf
+            if self.column_ids is None:
+                row[list(ids)] = -math.inf
+            elif ids:
+                named = torch.tensor(list(ids), device=row.device)
+                row[torch.isin(self.column_ids, named)] = -math.inf
         return logits
 
     def _choose(
         self, nodes: Sequence[int], logits: Tensor, counts: Sequence[int]
     ) -> list[list[int]]:
-        """Tokens of each node's children, in draw order."""
+        """Columns of each node's children, in draw order."""
         law = self._context.law
         if self._proposal is Proposal.DETERMINISTIC or (
             self._proposal is Proposal.COUPLED and law.greedy
         ):
             return _top(logits, counts)
         if self._proposal is Proposal.COUPLED:
-            depth = len(self._builder.path_tokens(nodes[0]))
-            position = len(self._context.token_ids) + depth
-            noise = self._context.random.gumbel(position, law.vocab_size)
-            noise = noise.to(logits.device)  # it is the target's, which may be elsewhere
-            return _top(law.coupled_scores(logits, noise), counts)
+            return _top(law.coupled_scores(logits, self._noise_after(nodes[0], logits)), counts)
         finite = [abs(largest) < math.inf for largest in logits.max(-1).values.tolist()]
         return [
             self._sample(node, q, count if usable else 0)
             for node, q, count, usable in zip(nodes, law.probs(logits), counts, finite, strict=True)
         ]
 
+    def _noise_after(self, node: int, logits: Tensor) -> Tensor:
+        """The noise that will choose the target's token there, for each column [C]."""
+        context = self._context
+        position = len(context.token_ids) + len(self._builder.path_tokens(node))
+        noise = context.random.gumbel(position, context.law.vocab_size)
+        noise = noise.to(logits.device)  # it is the target's, which may be elsewhere
+        return noise if self.column_ids is None else noise[self.column_ids]
+
     def _sample(self, node: int, law: Tensor, count: int) -> list[int]:
-        """Draw from q [V], which is recorded as the node's law."""
+        """Draw from q [C], which is recorded as the node's law over the target's vocabulary."""
         if count == 0:
             return []
-        self._builder.set_law(node, law)
+        self._builder.set_law(node, self._over_targets(law))
         random = self._context.random
         if self._proposal is Proposal.RESAMPLED:
             return [random.categorical(law) for _ in range(count)]
@@ -99,16 +140,30 @@ class LawCandidates:
             rest[drawn[-1]] = 0
         return drawn
 
+    def _over_targets(self, law: Tensor) -> Tensor:
+        """q [C] as a law over the target's tokens, [V]."""
+        if self.column_ids is None:
+            return law
+        return law.new_zeros(self._context.law.vocab_size).index_copy_(0, self.column_ids, law)
+
+    def _tokens(self, drawn: list[list[int]]) -> list[list[int]]:
+        """The tokens of drawn columns."""
+        if self.column_ids is None:
+            return drawn
+        columns = torch.tensor([c for row in drawn for c in row], dtype=torch.int64)
+        tokens = iter(self.column_ids[columns.to(self.column_ids.device)].tolist())
+        return [[next(tokens) for _ in row] for row in drawn]
+
 
 def _top(ranking: Tensor, counts: Sequence[int]) -> list[list[int]]:
-    """The best counts[i] tokens of row i that are not forbidden, best first.
+    """The best counts[i] columns of row i that are not forbidden, best first.
 
     NaN and infinity rank first, so a row whose best value is not finite is not a law and gives none.
     """
     best = ranking.topk(min(max(counts), ranking.shape[-1]), dim=-1)
     rows = zip(best.indices.tolist(), best.values.tolist(), counts, strict=True)
     return [
-        [token for token, value in zip(ids[:count], values, strict=False) if value > -math.inf]
+        [column for column, value in zip(ids[:count], values, strict=False) if value > -math.inf]
         if abs(values[0]) < math.inf
         else []
         for ids, values, count in rows

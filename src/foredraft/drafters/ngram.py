@@ -102,11 +102,17 @@ class NgramState:
 class _Copies:
     """Candidate children: the tokens at the positions being copied, in the order of the matches."""
 
+    column_ids: Tensor | None = None
+
     def __init__(self, context: DraftContext, builder: TreeBuilder, positions: list[int]) -> None:
         self._context, self._builder = context, builder
         self._positions = {0: positions}
 
     def log_probs(self, nodes: Sequence[int]) -> Tensor | None:
+        """Copies have no law."""
+        return None
+
+    def scores(self, nodes: Sequence[int]) -> list[float] | None:
         """Copies have no law."""
         return None
 

@@ -14,13 +14,23 @@ from foredraft.config import MAX_TREE_NODES, GenerationOptions
 from foredraft.engine.clock import StageClock
 from foredraft.engine.contracts import check_kind
 from foredraft.engine.decoder import decode
-from foredraft.engine.legality import check_legal
+from foredraft.engine.legality import check_features, check_legal
 from foredraft.engine.prompts import Prompt, encode_prompt
 from foredraft.engine.session import Drafting, Session
 from foredraft.engine.stopping import StopRules, StopState, end_tokens, room_for
 from foredraft.engine.text import IncrementalText, find_stray_byte
 from foredraft.errors import ConfigError
-from foredraft.protocols import Drafter, Policy, Target, Verifier
+from foredraft.protocols import (
+    Drafter,
+    DrafterState,
+    FeatureDrafter,
+    FeatureState,
+    FeatureTarget,
+    ModelState,
+    Policy,
+    Target,
+    Verifier,
+)
 from foredraft.results import Result, Step, collect
 from foredraft.sampling.law import RequestLaw
 from foredraft.sampling.randomness import Randomness, SeededRandomness, fresh_seed
@@ -66,6 +76,7 @@ class Engine:
         self.policy = policy or (drafter.default_policy if drafter else None)
         if drafter is not None and self.policy is not None:
             check_legal(drafter, self.policy, self.verifier)
+            check_features(drafter, target)
             self._check_size(self.policy)
 
     def _check_size(self, policy: Policy) -> None:
@@ -134,9 +145,9 @@ class Engine:
             max_new_tokens=room,
         )
         capacity = len(prompt_ids) + min(room, MAX_TREE_NODES) + self._max_nodes + 1
-        target = self.target.start(capacity)
+        target = self._start_target(capacity)
         try:
-            drafting = self._drafting(capacity)
+            drafting = self._drafting(capacity, target)
         except BaseException:  # not enough memory, say: the target's goes back all the same
             target.close()
             raise
@@ -197,15 +208,26 @@ class Engine:
             device=self.target.device,
         )
 
-    def _drafting(self, capacity: int) -> Drafting | None:
+    def _start_target(self, capacity: int) -> ModelState:
+        if isinstance(self.drafter, FeatureDrafter) and isinstance(self.target, FeatureTarget):
+            return self.target.start_tapped(capacity, self.drafter.taps)
+        return self.target.start(capacity)
+
+    def _drafting(self, capacity: int, target: ModelState) -> Drafting | None:
         if self.drafter is None or self.policy is None:
             return None
         return Drafting(
-            self.drafter.start(capacity),
+            self._start_drafter(self.drafter, capacity, target),
             self.policy.start(),
             self.policy.max_nodes,
             chains_only=not self.target.scores_trees,
         )
+
+    def _start_drafter(self, drafter: Drafter, capacity: int, target: ModelState) -> DrafterState:
+        if isinstance(drafter, FeatureDrafter):
+            assert isinstance(target, FeatureState)  # `check_features` saw to it
+            return drafter.start_reading(capacity, target.take_features)
+        return drafter.start(capacity)
 
     def _spellings(self, word: str) -> list[list[int]]:
         """A word's tokens at the start of a text and inside it."""

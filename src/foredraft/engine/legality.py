@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from foredraft.errors import ConfigError
-from foredraft.protocols import Drafter, Policy, PolicyKind, Verifier
+from foredraft.protocols import (
+    Drafter,
+    FeatureDrafter,
+    FeatureTarget,
+    Policy,
+    PolicyKind,
+    Target,
+    Verifier,
+)
 from foredraft.tree import Proposal
 
 
@@ -28,6 +36,19 @@ def check_legal(drafter: Drafter, policy: Policy, verifier: Verifier) -> None:
         raise ConfigError(
             f"{name} verifies chains alone and {type(policy).__name__} asks for trees; give a tree of "
             "ones such as 1,1,1,1, or use verifier='exact' or 'traversal'"
+        )
+
+
+def check_features(drafter: Drafter, target: Target) -> None:
+    """Refuse a drafter that reads hidden states beside a target that shows none.
+
+    Raises:
+        ConfigError: the message names both.
+    """
+    if isinstance(drafter, FeatureDrafter) and not isinstance(target, FeatureTarget):
+        raise ConfigError(
+            f"{type(drafter).__name__} reads the target's hidden states, and {type(target).__name__} "
+            "shows none; use a target with start_tapped (HFTarget), or another drafter"
         )
 
 
