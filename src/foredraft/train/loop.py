@@ -1,0 +1,340 @@
+"""The training loop: from an objective and a corpus to a trained drafter in a folder."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object, set_seed
+from torch import Tensor
+
+from foredraft.errors import NumericsError
+from foredraft.train.batches import Batches, SampleCounts, Samples
+from foredraft.train.checkpoints import random_states, restore_random_states
+from foredraft.train.clock import Clock
+from foredraft.train.folder import TrainFolder
+from foredraft.train.identity import corpus_identity, module_identity
+from foredraft.train.metrics import HELD_OUT, TRAIN, Measure
+from foredraft.train.objective import Batch, Objective
+from foredraft.train.options import TrainOptions
+from foredraft.train.plots import plot
+from foredraft.train.schedule import SECONDS, Position, learning_rate, progress
+from foredraft.train.stepping import (
+    BATCHES,
+    FIRST_DEPTH,
+    LOSS,
+    SKIPPED,
+    Stepper,
+    make_accelerator,
+)
+
+FORMAT = 1
+HELD_OUT_SEED = 1
+MOST_SKIPPED = 0.5
+"""Share of the steps between two lines of metrics that may be skipped; more is an error."""
+
+Report = Callable[[Measure], None]
+
+
+@dataclass(frozen=True, slots=True)
+class FitResult:
+    """How a run ended.
+
+    Attributes:
+        finished: it reached its limit; else it was stopped, and can be gone on with.
+        position: where it stands.
+        counts: what became of the samples.
+        best: the best measure on the held-out samples; None without any.
+        out: the folder that holds the drafter.
+    """
+
+    finished: bool
+    position: Position
+    counts: SampleCounts
+    best: Measure | None
+    out: Path
+
+
+def fit(
+    objective: Objective,
+    corpus: Samples,
+    options: TrainOptions,
+    out: Path,
+    *,
+    recipe: Mapping[str, Any] | None = None,
+    resume: bool = False,
+    report: Report = lambda measure: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> FitResult:
+    """Train, and write the drafter to `out`.
+
+    Call it in each process of a launcher (`torchrun`, `accelerate launch`) with the same arguments. A
+    run that was killed goes on from its last checkpoint, to the very weights it would have had.
+
+    Args:
+        objective: what is trained; its target is on this process's device (`make_accelerator`).
+        corpus: what it learns from.
+        options: how.
+        out: see `folder.py`.
+        recipe: what the objective is, as JSON: written down, and compared when a run is resumed, except
+            what stands in it under `notes`.
+        resume: go on with the run in `out`, if there is one.
+        report: called with each measure, by the first process alone.
+        stop: asked before each step; True ends the run early with a checkpoint.
+
+    Raises:
+        ConfigError: `out` holds a run, or on `resume` another run than this one.
+        DataError: the corpus has nothing to learn from.
+        NumericsError: most steps gave no finite gradient.
+    """
+    accelerator = make_accelerator()
+    folder = TrainFolder(out)
+    with folder.in_use() if accelerator.is_main_process else nullcontext():
+        batches = Batches(corpus, options, accelerator.process_index, accelerator.num_processes)
+        run = {
+            "processes": accelerator.num_processes,
+            "options": options.fixed(),
+            "corpus": corpus_identity(corpus),
+            "module": module_identity(objective.module),
+            **(recipe or {}),
+        }
+        folder.check(run, resume)
+        accelerator.wait_for_everyone()
+        if accelerator.is_main_process:
+            folder.begin(run)
+        return _Run(objective, batches, options, folder, run, accelerator, report, stop).go()
+
+
+class _Run:
+    """The state of one call of `fit`."""
+
+    def __init__(
+        self,
+        objective: Objective,
+        batches: Batches,
+        options: TrainOptions,
+        folder: TrainFolder,
+        run: Mapping[str, Any],
+        accelerator: Accelerator,
+        report: Report,
+        stop: Callable[[], bool],
+    ) -> None:
+        self._objective, self._batches, self._options = objective, batches, options
+        self._folder, self._run, self._accelerator = folder, run, accelerator
+        self._report = report
+        set_seed(options.seed, device_specific=True)
+        self._stepper = Stepper(objective, options, accelerator)
+        self._at = Position()
+        self._best: Measure | None = None
+        self._held_out_batches: int | None = None
+        self._measured_step = -1
+        self._skipped = 0
+        self._sums: list[Tensor] = []
+        self._tokens = 0
+        self._resumed = self._restore()
+        self._clock = Clock(accelerator, self._at.elapsed_s, stop)
+        self._saved_s = self._at.elapsed_s
+        self._counting_from = time.monotonic()
+        self._lr = 0.0
+
+    def go(self) -> FitResult:
+        """Train until a limit is reached or the user stops it."""
+        if not self._resumed:
+            self._measure_held_out()
+        while self._going_on():
+            for step in self._batches.epoch(self._at.epoch, self._at.index):
+                self._step(step)
+                if not self._going_on():
+                    break
+            if self._at.index >= self._batches.steps_in_epoch(self._at.epoch):
+                self._at.epoch, self._at.index = self._at.epoch + 1, 0
+        return self._end()
+
+    @property
+    def _progress(self) -> float:
+        in_epoch = self._batches.steps_in_epoch(self._at.epoch)
+        return progress(self._at, self._options, in_epoch)
+
+    def _going_on(self) -> bool:
+        self._clock.read(self._at.step)
+        self._at.elapsed_s = self._clock.elapsed_s
+        return not self._clock.stopped and self._progress < 1
+
+    def _step(self, batches: list[Batch]) -> None:
+        """One optimizer step, and what is due behind it."""
+        at, options = self._at, self._options
+        self._lr = learning_rate(at.step, self._progress, options)
+        self._sums.append(self._stepper.step(batches, self._lr))
+        self._tokens += sum(int(batch.lengths.sum()) for batch in batches)
+        at.step, at.index = at.step + 1, at.index + 1
+        if at.step % options.log_steps == 0:
+            self._log()
+        if at.step % options.eval_steps == 0:
+            self._measure_held_out()
+        if self._save_is_due():
+            self._save()
+
+    def _save_is_due(self) -> bool:
+        steps, minutes = self._options.checkpoint_steps, self._options.checkpoint_minutes
+        by_steps = steps is not None and self._at.step % steps == 0
+        waited = self._at.elapsed_s - self._saved_s
+        return by_steps or (minutes is not None and waited >= SECONDS * minutes)
+
+    def _log(self) -> None:
+        """A line on the steps since the last one. The only place where training waits for the device."""
+        steps, now = len(self._sums), time.monotonic()
+        local = torch.stack(self._sums).sum(0)
+        tokens = torch.tensor([float(self._tokens)], device=local.device)
+        *sums, read = self._summed(torch.cat([local, tokens]))
+        skipped = round(sums[SKIPPED] / self._accelerator.num_processes)
+        self._skipped, self._at.tokens = self._skipped + skipped, self._at.tokens + round(read)
+        speed = read / max(now - self._counting_from, 1e-9)
+        self._publish(self._measure(TRAIN, sums, lr=self._lr, tokens_per_s=speed))
+        self._sums, self._tokens, self._counting_from = [], 0, now
+        if skipped > MOST_SKIPPED * steps:
+            raise NumericsError(
+                f"{skipped} of the last {steps} steps gave no finite gradient (until step {self._at.step}); "
+                f"lower lr (now {self._options.lr:g}), or use precision float32"
+            )
+
+    def _measure_held_out(self) -> None:
+        """Measure on the held-out samples, and keep the weights if none did better."""
+        if self._sums:
+            self._log()
+        self._measured_step = self._at.step
+        if not self._batches.counts.held_out:
+            return
+        with self._not_counted():
+            sums, count = self._stepper.measure(
+                self._batches.held_out(),
+                self._options.eval_seconds,
+                self._held_out_batches,
+                HELD_OUT_SEED,
+            )
+            self._held_out_batches = count  # the same ones each time
+            parts = [part for part in gather_object([sums.tolist()]) if part]
+            measure = self._measure(HELD_OUT, [sum(column) for column in zip(*parts, strict=True)])
+            self._publish(measure)
+            if self._best is None or _rank(measure) > _rank(self._best):
+                self._best = measure
+                self._save_best(measure)
+
+    def _save_best(self, measure: Measure) -> None:
+        if self._accelerator.is_main_process:
+            state = {"module": self._stepper.module.state_dict(), "measure": asdict(measure)}
+            self._folder.checkpoints.save_best(state)
+
+    def _measure(self, kind: str, sums: list[float], **more: float) -> Measure:
+        at, depths = self._at, (len(sums) - FIRST_DEPTH) // 2
+        hits, counted = sums[FIRST_DEPTH:][:depths], sums[FIRST_DEPTH:][depths:]
+        return Measure(
+            kind=kind,
+            step=at.step,
+            epoch=at.epoch + at.index / self._batches.steps_in_epoch(at.epoch),
+            progress=self._progress,
+            elapsed_s=at.elapsed_s,
+            tokens=at.tokens,
+            loss=sums[LOSS] / sums[BATCHES] if sums[BATCHES] else None,
+            acceptance=tuple(h / c if c else 0.0 for h, c in zip(hits, counted, strict=True)),
+            skipped=self._skipped,
+            **more,
+        )
+
+    def _publish(self, measure: Measure) -> None:
+        if self._accelerator.is_main_process:
+            self._folder.metrics.append(measure)
+            self._report(measure)
+
+    def _summed(self, values: Tensor) -> list[float]:
+        """Sums over all processes."""
+        summed: list[float] = self._accelerator.reduce(values, "sum").tolist()
+        return summed
+
+    @contextmanager
+    def _not_counted(self) -> Iterator[None]:
+        """Time inside is not the time of training steps."""
+        begun = time.monotonic()
+        yield
+        self._counting_from += time.monotonic() - begun
+
+    def _save(self) -> None:
+        """Write a checkpoint. All processes take part, for each has random states of its own."""
+        if self._sums:
+            self._log()
+        with self._not_counted():
+            states = gather_object([random_states()])
+            if self._accelerator.is_main_process:
+                state = {
+                    "format": FORMAT,
+                    "position": self._at.as_dict(),
+                    "random": states,
+                    "skipped": self._skipped,
+                    "held_out_batches": self._held_out_batches,
+                    "measured_step": self._measured_step,
+                    **self._stepper.state(),
+                }
+                self._folder.checkpoints.save(self._at.step, state)
+                plot(self._folder)
+        self._saved_s = self._at.elapsed_s
+
+    def _restore(self) -> bool:
+        """Go back to the last checkpoint, if there is one."""
+        state = self._folder.checkpoints.latest()
+        if state is None:
+            return False
+        self._stepper.load(state)
+        self._at = Position(**state["position"])
+        self._skipped = state["skipped"]
+        self._held_out_batches = state["held_out_batches"]
+        self._measured_step = state["measured_step"]
+        restore_random_states(state["random"][self._accelerator.process_index])
+        best = self._folder.checkpoints.best()
+        if best is not None:
+            self._best = Measure(**best["measure"])
+        if self._accelerator.is_main_process:
+            self._folder.metrics.keep_until(self._at.step)
+        return True
+
+    def _end(self) -> FitResult:
+        """The last measure, checkpoint and the drafter itself."""
+        finished = self._progress >= 1
+        if finished and self._measured_step != self._at.step:
+            self._measure_held_out()
+        self._save()
+        result = FitResult(finished, self._at, self._batches.counts, self._best, self._folder.path)
+        if self._accelerator.is_main_process:
+            self._export(result)
+        self._accelerator.wait_for_everyone()
+        return result
+
+    def _export(self, result: FitResult) -> None:
+        """Write the drafter with the best weights; the module keeps the last ones."""
+        module, best = self._stepper.module, self._folder.checkpoints.best()
+        last = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+        if best is not None:
+            module.load_state_dict(best["module"])
+        self._objective.save(self._folder.path)
+        module.load_state_dict(last)
+        self._folder.write_recipe(self._run, outcome(result))
+
+
+def outcome(result: FitResult) -> dict[str, Any]:
+    """What `recipe.json` says of a run beside what it was."""
+    return {
+        "finished": result.finished,
+        "position": result.position.as_dict(),
+        "counts": asdict(result.counts),
+        "held_out": result.best.as_dict() if result.best else None,
+    }
+
+
+def _rank(measure: Measure) -> tuple[float, float]:
+    """Better measures rank higher."""
+    return measure.expected_length, -(measure.loss if measure.loss is not None else math.inf)

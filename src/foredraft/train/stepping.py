@@ -1,0 +1,187 @@
+"""One optimizer step, on one process or many, without waiting for the device."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from itertools import islice
+from typing import Any
+
+import torch
+from accelerate import Accelerator, DistributedDataParallelKwargs
+from torch import Tensor, nn
+
+from foredraft.errors import ConfigError
+from foredraft.train.objective import Batch, Objective
+from foredraft.train.options import TrainOptions
+
+
+def make_accelerator() -> Accelerator:
+    """The processes and devices there are, however they were launched.
+
+    Raises:
+        ConfigError: a launcher started several processes that do not know of one another.
+    """
+    handler = DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)
+    on_cpu = not torch.accelerator.is_available()
+    accelerator = Accelerator(cpu=on_cpu, mixed_precision="no", kwargs_handlers=[handler])
+    launched = _launched_processes()
+    if launched not in (1, accelerator.num_processes):
+        raise ConfigError(
+            f"{launched} processes were launched, and each sees {accelerator.num_processes}; launch them "
+            "with `torchrun --nproc-per-node N` or `accelerate launch`"
+        )
+    return accelerator
+
+
+def _launched_processes() -> int:
+    import os
+
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+class WholeLoss(nn.Module):
+    """The loss as the forward pass of a module, which is what gradient averaging hooks into."""
+
+    def __init__(self, objective: Objective, precision: str, device: torch.device) -> None:
+        super().__init__()
+        self.trained = objective.module
+        self._unregistered = (objective,)  # it may be a module itself, and may hold the target
+        self._half = precision == "bfloat16"
+        self._device = device
+
+    def forward(
+        self, token_ids: Tensor, lengths: Tensor, labelled: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Loss, hits [K] and counted [K] of a batch, float32."""
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._half):
+            report = self._unregistered[0](Batch(token_ids, lengths, labelled))
+        return report.loss.float(), report.hits.float().detach(), report.counted.float().detach()
+
+
+class Stepper:
+    """Weights and optimizer of a run.
+
+    Args:
+        objective: what is trained.
+        options: optimizer, clipping and precision.
+        accelerator: processes and devices.
+    """
+
+    def __init__(
+        self, objective: Objective, options: TrainOptions, accelerator: Accelerator
+    ) -> None:
+        self._accelerator, self._options = accelerator, options
+        self.module = objective.module
+        self._loss = WholeLoss(objective, options.precision, accelerator.device)
+        self._loss.to(accelerator.device).train()
+        self._parameters = [p for p in self.module.parameters() if p.requires_grad]
+        if not self._parameters:
+            raise ConfigError("there is nothing to train: no parameter of the module is trainable")
+        self._parallel = accelerator.prepare_model(self._loss)
+        self._optimizer = torch.optim.AdamW(
+            self._parameters,
+            lr=options.lr,
+            betas=options.betas,
+            weight_decay=options.weight_decay,
+            fused=True,
+        )
+
+    def step(self, batches: Sequence[Batch], lr: float) -> Tensor:
+        """Train on the micro-batches of one step; weights stay as they are if a gradient is not finite.
+
+        Returns:
+            Sums over the micro-batches, see `Sums`: on the device, so that nothing waits for it.
+        """
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        parts = []
+        for place, batch in enumerate(batches, 1):
+            with self._averaging(last=place == len(batches)):
+                loss, hits, counted = self._parallel(*_tensors(batch, self._accelerator.device))
+                self._accelerator.backward(loss / len(batches))
+            parts.append(_sums(loss.detach(), hits, counted))
+        bad = self._clip()
+        self._optimizer.found_inf = bad  # type: ignore[attr-defined]
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=False)  # the memory is used again
+        total = torch.stack(parts).sum(0)
+        total[SKIPPED] = bad
+        return total
+
+    @torch.no_grad()
+    def measure(
+        self, batches: Iterator[Batch], seconds: float, limit: int | None, seed: int
+    ) -> tuple[Tensor, int]:
+        """Sums over batches that are not trained on, and how many were read.
+
+        Args:
+            batches: what to read, until there is no more, or
+            seconds: that many have passed (unless there is a limit), or
+            limit: that many are read.
+            seed: of what the objective draws; the random state afterwards is what it was.
+        """
+        total, count, begun = torch.zeros(0), 0, time.monotonic()
+        self._loss.eval()
+        with _drawing_from(seed, self._accelerator.device):
+            for batch in islice(batches, limit):
+                sums = _sums(*self._loss(*_tensors(batch, self._accelerator.device))).cpu()
+                total = sums if not count else total + sums
+                count += 1
+                if limit is None and time.monotonic() - begun > seconds:
+                    break
+        self._loss.train()
+        return total, count
+
+    def state(self) -> dict[str, Any]:
+        """Weights and optimizer, for a checkpoint."""
+        return {"module": self.module.state_dict(), "optimizer": self._optimizer.state_dict()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Put back what `state` gave."""
+        self.module.load_state_dict(state["module"])
+        self._optimizer.load_state_dict(state["optimizer"])
+
+    @contextmanager
+    def _averaging(self, last: bool) -> Iterator[None]:
+        """Gradients are averaged over processes with the last micro-batch alone."""
+        with nullcontext() if last else self._accelerator.no_sync(self._parallel):
+            yield
+
+    def _clip(self) -> Tensor:
+        """Clip the gradients; float scalar, 1 if they are not all finite, and equal on all processes."""
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        if self._options.clip_norm is not None:
+            torch.nn.utils.clip_grads_with_norm_(self._parameters, self._options.clip_norm, norm)
+        if self._options.clip_value is not None:
+            torch.nn.utils.clip_grad_value_(self._parameters, self._options.clip_value)
+        return (~norm.isfinite()).float()
+
+
+BATCHES, SKIPPED, LOSS, FIRST_DEPTH = 0, 1, 2, 3
+"""Places in a vector of sums: micro-batches with a finite loss, steps that were skipped, finite losses;
+then hits [K] and counted [K]."""
+
+
+def _sums(loss: Tensor, hits: Tensor, counted: Tensor) -> Tensor:
+    """float32 [3 + 2K]; a loss that is not finite is in none of them."""
+    finite = loss.isfinite()
+    head = torch.stack([finite.float(), torch.zeros_like(loss), loss])
+    sums = torch.cat([head, hits, counted])
+    return torch.where(finite, sums, torch.zeros_like(sums))
+
+
+def _tensors(batch: Batch, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    batch = batch.to(device)
+    return batch.token_ids, batch.lengths, batch.labelled
+
+
+@contextmanager
+def _drawing_from(seed: int, device: torch.device) -> Iterator[None]:
+    """Global torch generators seeded inside, and restored behind."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(seed)
+        yield
