@@ -334,6 +334,7 @@ def rope_frequencies(config: HeadConfig) -> tuple[Tensor, float]:
         max_position_embeddings=config.max_position_embeddings,
         rope_parameters=dict(config.rope_parameters),
     )
-    embedding = LlamaRotaryEmbedding(like_llama)
+    with torch.device("cpu"):  # also where a head is made without memory for its weights
+        embedding = LlamaRotaryEmbedding(like_llama)
     # A plain tensor, which a module does not register: `to(bfloat16)` must not round the angles.
     return embedding.inv_freq.detach().clone(), float(embedding.attention_scaling)
