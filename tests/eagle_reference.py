@@ -297,6 +297,47 @@ def target_ids(tensors: Tensors, draft_vocab_size: int) -> list[int]:
     return [draft_id + shift[draft_id] for draft_id in range(draft_vocab_size)]
 
 
+class DraftLaws:
+    """A `Step` over the target's vocabulary: log q after the root and a path of draft tokens.
+
+    Each node's row is made in a pass over the whole text and its own ancestors, and nothing else.
+    """
+
+    def __init__(
+        self, head: Head, features: Tensor, token_ids: Sequence[int], ids: Sequence[int], vocab: int
+    ) -> None:
+        self.head, self.ids, self.vocab = head, ids, vocab
+        self.text = true_rows(head, features, token_ids)
+        self._outputs: dict[tuple[int, ...], Tensor] = {}
+
+    def rows(self, path: tuple[int, ...]) -> list[Row]:
+        """The text's rows, then one for each draft token of the path."""
+        return self.text + [
+            (
+                self.head.embeddings[token],
+                self.head.recycle(self.output(path[:depth])),
+                len(self.text) + depth,
+            )
+            for depth, token in enumerate(path)
+        ]
+
+    def output(self, path: tuple[int, ...]) -> Tensor:
+        """The un-normed output [h] of the path's last row."""
+        if path not in self._outputs:
+            self._outputs[path] = outputs(self.head, self.rows(path))[-1]
+        return self._outputs[path]
+
+    def logits(self, path: tuple[int, ...]) -> Tensor:
+        """[V] by target id; -inf where the draft vocabulary has no token."""
+        logits = self.head.logits(self.output(path))
+        full = logits.new_full((self.vocab,), -math.inf)
+        full[list(self.ids)] = logits
+        return full
+
+    def __call__(self, path: tuple[int, ...]) -> Tensor:
+        return self.logits(path).log_softmax(-1)
+
+
 def reference_training_time_test(
     head: Head, features: Tensor, token_ids: Sequence[int], num_steps: int
 ) -> Tensor:

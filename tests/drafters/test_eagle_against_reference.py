@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
+from foredraft.drafters.eagle.checkpoint import load_head
+from foredraft.drafters.eagle.head import EagleHead
+from tests.eagle_checkpoints import (
+    CASES,
+    CONFIG,
+    DRAFT_VOCAB_SIZE,
+    FLAGS,
+    Case,
+    Draws,
+    eagle1_tensors,
+    eagle3_tensors,
+)
 from tests.eagle_reference import (
     Head1,
     Head3,
@@ -19,87 +33,12 @@ from tests.eagle_reference import (
     reference_logits_eagle1,
     reference_logits_eagle3,
     reference_training_time_test,
+    target_ids,
 )
-from tests.tiny_models import SMALL, VOCAB_SIZE
+from tests.tiny_models import SMALL, VOCAB_SIZE, tiny_llama
 
-CONFIG: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 40,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "num_hidden_layers": 1,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-5,
-    "vocab_size": VOCAB_SIZE,
-    "max_position_embeddings": 2048,
-    "rope_theta": 500.0,
-}
-DRAFT_VOCAB_SIZE = 41
-FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 TEXT = (3, 14, 15, 92, 6, 53, 58, 9, 79)
 PATH = (32, 38, 4)
-
-
-class Draws:
-    """Random tensors: matrices large enough for every part to matter, norms around 1."""
-
-    def __init__(self, seed: int) -> None:
-        self._generator = torch.Generator().manual_seed(seed)
-
-    def matrix(self, *shape: int) -> Tensor:
-        return 0.2 * torch.randn(*shape, generator=self._generator)
-
-    def norm(self, size: int) -> Tensor:
-        return 1 + 0.3 * torch.randn(size, generator=self._generator)
-
-
-def layer_tensors(draws: Draws, config: dict[str, Any], width: int, name: str) -> dict[str, Tensor]:
-    """One decoder layer whose attention reads `width` values; the variants add norms."""
-    h, inner = config["hidden_size"], config["intermediate_size"]
-    heads, groups = config["num_attention_heads"], config["num_key_value_heads"]
-    dim = config.get("head_dim") or h // heads
-    return {
-        f"{name}.self_attn.q_proj.weight": draws.matrix(heads * dim, width),
-        f"{name}.self_attn.k_proj.weight": draws.matrix(groups * dim, width),
-        f"{name}.self_attn.v_proj.weight": draws.matrix(groups * dim, width),
-        f"{name}.self_attn.o_proj.weight": draws.matrix(h, heads * dim),
-        f"{name}.mlp.gate_proj.weight": draws.matrix(inner, h),
-        f"{name}.mlp.up_proj.weight": draws.matrix(inner, h),
-        f"{name}.mlp.down_proj.weight": draws.matrix(h, inner),
-        f"{name}.post_attention_layernorm.weight": draws.norm(h),
-    }
-
-
-def eagle1_tensors(
-    config: dict[str, Any], *, bias: bool = True, seed: int = 0
-) -> dict[str, Tensor]:
-    """An EAGLE-1 checkpoint without embeddings of its own."""
-    draws, h = Draws(seed), config["hidden_size"]
-    tensors = layer_tensors(draws, config, h, "layers.0") | {"fc.weight": draws.matrix(h, 2 * h)}
-    return tensors | ({"fc.bias": draws.matrix(h)} if bias else {})
-
-
-def eagle3_tensors(config: dict[str, Any], *, seed: int = 0) -> dict[str, Tensor]:
-    """An EAGLE-3 checkpoint without embeddings of its own."""
-    draws, h = Draws(seed), config["hidden_size"]
-    wide = 3 * (config.get("target_hidden_size") or h)
-    small, vocab = config.get("draft_vocab_size", config["vocab_size"]), config["vocab_size"]
-    tensors = layer_tensors(draws, config, 2 * h, "midlayer") | {
-        "midlayer.hidden_norm.weight": draws.norm(h),
-        "midlayer.input_layernorm.weight": draws.norm(h),
-        "fc.weight": draws.matrix(h, wide),
-        "norm.weight": draws.norm(h),
-        "lm_head.weight": draws.matrix(small, h),
-    }
-    if small != vocab:
-        chosen = torch.randperm(vocab, generator=torch.Generator().manual_seed(seed))[:small].sort()
-        tensors["d2t"] = chosen.values - torch.arange(small)
-        tensors["t2d"] = torch.zeros(vocab, dtype=torch.bool).index_fill(0, chosen.values, True)
-    if config.get("norm_before_fc"):
-        tensors["input_norm.weight"] = draws.norm(wide)
-    if config.get("fc_norm"):
-        tensors |= {f"fc_norm.{k}.weight": draws.norm(wide // 3) for k in range(3)}
-    return tensors
 
 
 def target_matrices() -> tuple[Tensor, Tensor]:
@@ -184,3 +123,81 @@ def test_every_flag_of_the_dialect_changes_drafts(flag: str) -> None:
     at_once = flag != "norm_output"  # it changes what is recycled, so not the first row
     assert torch.allclose(plain[0], changed[0]) is not at_once
     assert not torch.allclose(plain[1], changed[1], atol=1e-2)
+
+
+# --- the product's head -----------------------------------------------------------------------------
+
+
+every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+
+
+@pytest.fixture(scope="module")
+def target_model() -> Any:
+    return tiny_llama(num_hidden_layers=7)
+
+
+class CachedAttention:
+    """Keys and values of all rows so far, in one list; the rows of a call are causal among themselves."""
+
+    def __init__(self) -> None:
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self.keys.append(k)
+        self.values.append(v)
+        keys, values = torch.cat(self.keys, 2), torch.cat(self.values, 2)
+        new, rows = q.shape[2], keys.shape[2]
+        mask = torch.ones(new, rows, dtype=torch.bool).tril(rows - new)
+        return scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=True)
+
+
+@torch.no_grad()
+def product_drafted(
+    head: EagleHead, features: Tensor, token_ids: Any, path: Any
+) -> tuple[Tensor, Tensor]:
+    """Logits [T, V] of the true rows and [1 + D, V] along a path, by the library's head."""
+    attend, length = CachedAttention(), len(features)
+    embeds = head.embed(torch.tensor(token_ids[1:])[None])
+    rotary = head.rotary(torch.arange(length)[None])
+    output = head.step(embeds, head.fuse(features[None]), rotary, attend)
+    whole, drafted = head.logits(output)[0], [head.logits(output)[0, -1]]
+    output = output[:, -1:]
+    for depth, token in enumerate(path):
+        rotary = head.rotary(torch.tensor([[length + depth]]))
+        output = head.step(
+            head.embed(torch.tensor([[token]])), head.recycle(output), rotary, attend
+        )
+        drafted.append(head.logits(output)[0, 0])
+    return whole, torch.stack(drafted)
+
+
+def assert_same(logits: Tensor, expected: Tensor) -> None:
+    """float32 against float64; absolute errors count beside logits around 1, relative ones beyond."""
+    torch.testing.assert_close(logits.double(), expected, atol=1e-5, rtol=1e-5)
+
+
+@every_case
+def test_logits_of_a_loaded_head(case: Case, target_model: Any, tmp_path: Path) -> None:
+    """Two readings, one answer: true rows, then a drafted path that recycles outputs."""
+    head = load_head(case.write(tmp_path), target_model)
+    reference = case.reference(target_model)
+    features = random_features(32 if case.variant == 1 else 96)
+    whole, drafted = product_drafted(head, features, TEXT, PATH)
+    features = features.double()
+    for n in (1, 4, 8):
+        expected = drafted_logits(reference, features[:n], TEXT[: n + 1], ())[0]
+        assert_same(whole[n - 1], expected)
+    assert_same(drafted, drafted_logits(reference, features, TEXT, PATH))
+
+
+@every_case
+def test_ids_and_taps_of_a_loaded_head(case: Case, target_model: Any, tmp_path: Path) -> None:
+    """d2t holds differences; without layer ids the taps are those of section 4.6."""
+    head = load_head(case.write(tmp_path), target_model)
+    if "d2t" in case.tensors():
+        assert head.target_ids is not None
+        assert head.target_ids.tolist() == target_ids(case.tensors(), DRAFT_VOCAB_SIZE)
+    else:
+        assert head.target_ids is None
+    assert head.config.taps == ((7,) if case.variant == 1 else (2, 3, 4))
