@@ -11,8 +11,19 @@ from foredraft.errors import ConfigError, ModelError
 
 Variant = Literal[1, 3]
 
-STATIC_ROPES = ("default", "linear", "llama3", "yarn")
-"""Kinds of rotary embeddings whose frequencies do not depend on the length of the text."""
+STATIC_ROPES: Mapping[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "yarn": ("factor",),
+    "llama3": (
+        "factor",
+        "low_freq_factor",
+        "high_freq_factor",
+        "original_max_position_embeddings",
+    ),
+}
+"""Kinds of rotary embeddings whose frequencies do not depend on the length of the text, and the numbers
+that each needs."""
 SIZES = (
     "hidden_size",
     "intermediate_size",
@@ -127,7 +138,7 @@ def check_rope(parameters: Mapping[str, Any]) -> None:
     """Refuse rotary embeddings whose frequencies change with the length, or are not known.
 
     Raises:
-        ModelError: such a kind, or no `rope_theta`.
+        ModelError: such a kind, a number that is missing, or embeddings of part of each head.
     """
     kind = parameters.get("rope_type", "default")
     if kind not in STATIC_ROPES:
@@ -135,8 +146,15 @@ def check_rope(parameters: Mapping[str, Any]) -> None:
             f"rope scaling {kind!r} of a head is not supported; "
             f"supported are {', '.join(STATIC_ROPES)}"
         )
-    if not isinstance(parameters.get("rope_theta"), (int, float)):
-        raise ModelError("the rope parameters of a head lack rope_theta")
+    for name in ("rope_theta", *STATIC_ROPES[kind]):
+        if not isinstance(parameters.get(name), (int, float)):
+            raise ModelError(
+                f"rope parameters of a head need the number {name}, not {parameters.get(name)!r}"
+            )
+    if parameters.get("partial_rotary_factor") not in (None, 1, 1.0):
+        raise ModelError(
+            f"rope with partial_rotary_factor={parameters['partial_rotary_factor']} is not supported"
+        )
 
 
 def published_taps(num_layers: int) -> tuple[int, ...]:

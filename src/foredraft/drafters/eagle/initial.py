@@ -8,14 +8,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from foredraft.drafters.eagle.config import (
-    STATIC_ROPES,
-    HeadConfig,
-    Variant,
-    default_taps,
-)
+from foredraft.drafters.eagle.config import HeadConfig, Variant, check_rope, default_taps
 from foredraft.drafters.eagle.head import EagleHead, TargetEnds
-from foredraft.errors import ConfigError
+from foredraft.errors import ConfigError, ModelError
 
 Init = Literal["last-layer", "random"]
 INITS = ("last-layer", "random")
@@ -156,9 +151,12 @@ def _rope(config: Any) -> dict[str, Any]:
         types = getattr(config, "layer_types", None) or list(rope)
         rope = rope.get(types[-1]) or {}
     theta = rope.get("rope_theta") or 10000.0
-    if rope.get("rope_type", "default") not in STATIC_ROPES or "partial_rotary_factor" in rope:
+    whole = {"rope_type": "default", **rope, "rope_theta": theta}
+    try:
+        check_rope(whole)
+    except ModelError:
         return {"rope_type": "default", "rope_theta": theta}
-    return {"rope_type": "default", **rope, "rope_theta": theta}
+    return whole
 
 
 def _last_layer(model: Any) -> Any:
