@@ -41,22 +41,17 @@ def rotate(x: Tensor, position: int, theta: float) -> Tensor:
 
     The angle is position * theta^(-2d / D).
     """
-    half = len(x) // 2
-    turned = torch.empty_like(x)
-    for d in range(half):
-        angle = position * theta ** (-2 * d / len(x))
-        cos, sin = math.cos(angle), math.sin(angle)
-        turned[d] = x[d] * cos - x[d + half] * sin
-        turned[d + half] = x[d + half] * cos + x[d] * sin
-    return turned
+    first, second = x.chunk(2)
+    angles = position * theta ** (-2 * torch.arange(len(first), dtype=torch.float64) / len(x))
+    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin))
 
 
 def attend(query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
     """One query [D] over the keys it may see: softmax(q.k / sqrt(D)) times the values."""
     scores = torch.stack([query @ key for key in keys]) / math.sqrt(len(query))
     weights = (scores - scores.max()).exp()
-    weights = weights / weights.sum()
-    return sum((w * v for w, v in zip(weights, values, strict=True)), torch.zeros_like(values[0]))
+    return weights / weights.sum() @ torch.stack(list(values))
 
 
 def linear(tensors: Tensors, name: str, x: Tensor) -> Tensor:
@@ -197,16 +192,14 @@ class Head3:
 Head = Head1 | Head3
 
 
-def outputs(head: Head, rows: Sequence[Row]) -> list[Tensor]:
-    """The un-normed output [h] of every row; each sees itself and the rows before it."""
-    layer, keys, values, result = head.layer, [], [], []
-    for embedding, hidden, position in rows:
-        x, residual = head.enter(embedding, hidden)
-        keys.append(layer.keys(x, position))
-        values.append(layer.values(x))
-        mixed = layer.attention(layer.queries(x, position), keys, values)
-        result.append(layer.feed_forward(residual + mixed))
-    return result
+def last_output(head: Head, rows: Sequence[Row]) -> Tensor:
+    """The un-normed output [h] of the last row, which sees itself and all rows before it."""
+    layer = head.layer
+    entered = [(*head.enter(embedding, hidden), position) for embedding, hidden, position in rows]
+    keys = [layer.keys(x, position) for x, _, position in entered]
+    values = [layer.values(x) for x, _, _ in entered]
+    x, residual, position = entered[-1]
+    return layer.feed_forward(residual + layer.attention(layer.queries(x, position), keys, values))
 
 
 def true_rows(head: Head, features: Tensor, token_ids: Sequence[int]) -> list[Row]:
@@ -218,6 +211,13 @@ def true_rows(head: Head, features: Tensor, token_ids: Sequence[int]) -> list[Ro
     ]
 
 
+def true_logits(head: Head, features: Tensor, token_ids: Sequence[int]) -> Tensor:
+    """Logits [T, V] of every true row."""
+    rows = true_rows(head, features, token_ids)
+    every = [last_output(head, rows[: n + 1]) for n in range(len(rows))]
+    return torch.stack([head.logits(output) for output in every])
+
+
 def drafted_logits(
     head: Head, features: Tensor, token_ids: Sequence[int], drafted: Sequence[int]
 ) -> Tensor:
@@ -225,7 +225,7 @@ def drafted_logits(
     rows = true_rows(head, features, token_ids)
     result = []
     for depth in range(len(drafted) + 1):
-        output = outputs(head, rows)[-1]  # everything again, from the first token on
+        output = last_output(head, rows)  # everything again, from the first token on
         result.append(head.logits(output))
         if depth < len(drafted):
             rows.append(
@@ -249,20 +249,14 @@ def reference_logits_eagle1(
 
     `embed` [V, h] is used where the checkpoint has no embeddings of its own.
     """
-    head = Head1(tensors, config, embed, lm_head)
-    return torch.stack(
-        [head.logits(o) for o in outputs(head, true_rows(head, features, token_ids))]
-    )
+    return true_logits(Head1(tensors, config, embed, lm_head), features, token_ids)
 
 
 def reference_logits_eagle3(
     tensors: Tensors, config: Config, embed: Tensor, features: Tensor, token_ids: Sequence[int]
 ) -> Tensor:
     """Logits [T, Vd] of every row, from true features [T, 3h] and T + 1 tokens."""
-    head = Head3(tensors, config, embed)
-    return torch.stack(
-        [head.logits(o) for o in outputs(head, true_rows(head, features, token_ids))]
-    )
+    return true_logits(Head3(tensors, config, embed), features, token_ids)
 
 
 def reference_draft_eagle1(
@@ -324,7 +318,7 @@ class DraftLaws:
     def output(self, path: tuple[int, ...]) -> Tensor:
         """The un-normed output [h] of the path's last row."""
         if path not in self._outputs:
-            self._outputs[path] = outputs(self.head, self.rows(path))[-1]
+            self._outputs[path] = last_output(self.head, self.rows(path))
         return self._outputs[path]
 
     def logits(self, path: tuple[int, ...]) -> Tensor:
