@@ -9,7 +9,14 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast
 
 from foredraft.errors import ConfigError
-from foredraft.train.templates import ChatFrame, chat_frame, decode, encode
+from foredraft.train.templates import (
+    ChatFrame,
+    chat_frame,
+    decode,
+    encode,
+    prompts_of_turns,
+    reply_frame,
+)
 from tests.tiny_folders import SPECIAL_TOKENS, byte_tokenizer
 from tests.train.stock_templates import CHATML, FORGETFUL, MISTRAL, STOCK, THINKING
 
@@ -147,3 +154,32 @@ def test_a_frame_holds_for_templates_that_write_thoughts_in_the_last_reply_only(
     tokenizer = THINKING.tokenizer()
     turns = [encode(tokenizer, text) for text in TURNS[:3]]
     assert together(chat_frame(tokenizer), turns) == rendered(tokenizer, TURNS[:3])
+
+
+@pytest.mark.parametrize("system", [None, "Be brief."], ids=["bare", "system"])
+@pytest.mark.parametrize("name", FRAMED)
+def test_prompts_with_replies_between_them_are_the_rendering(name: str, system: str | None) -> None:
+    stock = FRAMED[name]
+    tokenizer = stock.tokenizer()
+    users, replies = TURNS[::2], TURNS[1::2]
+    if system and (name == "mistral" or not stock.system):
+        with pytest.raises(ConfigError, match="otherwise once others follow|not supported"):
+            prompts_of_turns(tokenizer, users, system)
+        return
+    first, second = prompts_of_turns(tokenizer, users, system)
+    written = encode(tokenizer, stock.lead + replies[0])
+    end = reply_frame(tokenizer).assistant_end_ids[0]
+    opening = [{"role": "system", "content": system}] if system else []
+    said = [
+        {"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(TURNS[:3])
+    ]
+    text = tokenizer.apply_chat_template(opening + said, tokenize=False, add_generation_prompt=True)
+    assert [*first, *written, end, *second] == encode(tokenizer, text)
+
+
+def test_turns_are_answered_one_by_one_or_not_at_all_where_history_is_rewritten() -> None:
+    tokenizer = FORGETFUL.tokenizer()
+    (prompt,) = prompts_of_turns(tokenizer, TURNS[:1])
+    assert prompt == rendered(tokenizer, TURNS[:1])
+    with pytest.raises(ConfigError, match="give conversations of one turn"):
+        prompts_of_turns(tokenizer, TURNS[::2])

@@ -20,6 +20,10 @@ UNWRITTEN = (
     "this model cannot write prompts itself: its chat template {behaviour}; give prompts of your own "
     "with --prompts"
 )
+ONE_TURN = (
+    "a conversation of several turns cannot be answered reply by reply: the chat template {behaviour}; give "
+    "conversations of one turn"
+)
 UNCLEAR = (
     "what the assistant wrote cannot be told from the rest: the chat template {behaviour}; use a "
     "template that does not, or one that marks replies with {{% generation %}} blocks"
@@ -119,7 +123,7 @@ def chat_frame(tokenizer: Any) -> ChatFrame:
     user_end = _first_end(tokenizer, between, "a user's turn")
     closing = _closing(tokenizer)
     reply_end = _first_end(tokenizer, closing, "a reply")
-    eos = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
+    eos = _eos(tokenizer)
     frame = ChatFrame(
         user_opening=opening,
         between=between,
@@ -129,6 +133,50 @@ def chat_frame(tokenizer: Any) -> ChatFrame:
     )
     _verify(tokenizer, frame, closing)
     return frame
+
+
+def reply_frame(tokenizer: Any) -> ChatFrame:
+    """A frame that knows how replies end and nothing of the users, whose words are given elsewhere.
+
+    Raises:
+        ConfigError: there is no template, or no token ends a reply.
+    """
+    ends = (reply_end(tokenizer)[0], *_eos(tokenizer))
+    return ChatFrame([], [], [], user_end_ids=(), assistant_end_ids=tuple(dict.fromkeys(ends)))
+
+
+def prompts_of_turns(
+    tokenizer: Any, turns: Sequence[str], system: str | None = None
+) -> list[list[int]]:
+    """Token ids that stand before each reply to a user who says these turns.
+
+    Returns:
+        [K][..] the first prompt from the start, each later one from behind the token that ended the reply
+        before it; all of them up to where the next reply begins.
+
+    Raises:
+        ConfigError: the template refuses these turns, or writes earlier ones otherwise once others follow.
+    """
+    opening: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+    chats = [_chats(opening, turns, word) for word in _WORDS]
+    rows = [[encode(tokenizer, render(tokenizer, m, reply_follows=True)) for m in c] for c in chats]
+    prompts = [rows[0][0]]
+    for turn in range(1, len(turns)):
+        if any(row[turn][: len(row[turn - 1])] != row[turn - 1] for row in rows):
+            raise refusal("writes earlier turns otherwise once others follow", why=ONE_TURN)
+        shared = _shared_end([row[turn] for row in rows])
+        prompts.append(shared[_first_end(tokenizer, shared, "a reply", why=ONE_TURN) + 1 :])
+    return prompts
+
+
+def _chats(opening: list[Message], turns: Sequence[str], reply: str) -> list[list[Message]]:
+    """The chat up to each turn of the user, with the same reply to all."""
+    said = [
+        [{"role": "user", "content": turn}, {"role": "assistant", "content": reply}]
+        for turn in turns
+    ]
+    flat = [message for pair in said for message in pair]
+    return [[*opening, *flat[: 2 * k + 1]] for k in range(len(turns))]
 
 
 def reply_end(tokenizer: Any) -> list[int]:
@@ -143,6 +191,10 @@ def reply_end(tokenizer: Any) -> list[int]:
         replies.append(encode(tokenizer, render(tokenizer, said, reply_follows=False)))
     tail = _shared_end(replies)
     return tail[_first_end(tokenizer, tail, "a reply", why=UNCLEAR) :]
+
+
+def _eos(tokenizer: Any) -> list[int]:
+    return [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
 
 
 def _rendered(tokenizer: Any, *words: str) -> list[int]:

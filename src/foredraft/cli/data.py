@@ -1,0 +1,207 @@
+"""`foredraft data`: corpora to train drafters on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from foredraft.cli import common
+from foredraft.cli.failures import clear_failures
+from foredraft.cli.interrupts import INTERRUPTED, noticed_interrupts
+from foredraft.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from foredraft.train.data import DataPlan
+
+app = typer.Typer(no_args_is_help=True, help="Make and look at corpora to train drafters on.")
+_UNUSED = {
+    "answering": ("max_user_tokens", "more_turns"),
+    "keeping": (
+        *("seed", "batch", "greedy_share", "temperatures", "top_p"),
+        *("max_user_tokens", "max_reply_tokens", "more_turns"),
+    ),
+}
+"""Options without a meaning when the users' words, or all words, are given."""
+Out = Annotated[Path, typer.Option(help="Folder of the corpus; an unfinished one is gone on with.")]
+
+
+@app.command()
+def generate(
+    out: Out,
+    model: common.Model = "smollm2",
+    tokens: Annotated[
+        int | None, typer.Option(help="Tokens in all; with --prompts, none means all of them.")
+    ] = None,
+    prompts: Annotated[
+        str | None,
+        typer.Option(
+            help="A JSONL file, or a data set NAME[@CONFIG][:SPLIT]; without, the model writes prompts."
+        ),
+    ] = None,
+    answers: Annotated[
+        str, typer.Option(help="generate has the model reply; keep takes the replies given.")
+    ] = "generate",
+    seed: Annotated[int | None, typer.Option(help="Same seed, same corpus. [default: 0]")] = None,
+    batch: Annotated[
+        int | None, typer.Option(help="Conversations decoded together. [default: 64]")
+    ] = None,
+    greedy_share: Annotated[
+        float | None, typer.Option(help="Share of conversations with greedy replies.")
+    ] = None,
+    temperatures: Annotated[
+        str | None, typer.Option(help="Of the other replies, comma-separated.")
+    ] = None,
+    top_p: Annotated[float | None, typer.Option(help="Of everything that is sampled.")] = None,
+    max_user_tokens: Annotated[int | None, typer.Option()] = None,
+    max_reply_tokens: Annotated[int | None, typer.Option()] = None,
+    max_length: Annotated[int | None, typer.Option(help="Tokens of a conversation.")] = None,
+    more_turns: Annotated[
+        float | None, typer.Option(help="Probability of another question after a reply.")
+    ] = None,
+    dtype: common.Dtype = None,
+    device: common.Device = None,
+) -> None:
+    """Have a model write conversations, or answer yours, and keep them as token shards.
+
+    The same command goes on with what is unfinished.
+    """
+    with clear_failures():
+        chosen = {
+            "seed": seed,
+            "batch": batch,
+            "greedy_share": greedy_share,
+            "temperatures": _numbers(temperatures),
+            "top_p": top_p,
+            "max_user_tokens": max_user_tokens,
+            "max_reply_tokens": max_reply_tokens,
+            "max_length": max_length,
+            "more_turns": more_turns,
+        }
+        plan = _plan(tokens, prompts, answers, {k: v for k, v in chosen.items() if v is not None})
+        _make(out, plan, model, dtype, device)
+
+
+@app.command()
+def show(
+    folder: Annotated[Path, typer.Argument(help="Folder of a corpus.")],
+    samples: Annotated[int, typer.Option(help="Conversations to print.", min=0)] = 3,
+) -> None:
+    """Print what a corpus holds, and some of its conversations, the parts to learn from in brackets."""
+    with clear_failures():
+        from foredraft.cli.show_data import show_corpus
+        from foredraft.train.corpus import Corpus
+
+        show_corpus(Corpus(folder), samples, common.console())
+
+
+def _numbers(text: str | None) -> tuple[float, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(f"--temperatures {text!r} is not like 0.7,1.0") from None
+
+
+def _plan(
+    tokens: int | None, prompts: str | None, answers: str, chosen: dict[str, Any]
+) -> DataPlan:
+    """The plan of options that were given; one that would do nothing is refused."""
+    from foredraft.train.data import DataPlan
+    from foredraft.train.scripts import Mixture
+
+    mode = "keeping" if answers == "keep" else "answering" if prompts else "writing"
+    for name in _UNUSED.get(mode, ()):
+        if name in chosen:
+            option = f"--{name.replace('_', '-')}"
+            given = "replies" if mode == "keeping" else "prompts"
+            raise ConfigError(f"{option} has no meaning when {given} are given; leave it out")
+    own = {name: chosen.pop(name) for name in ("seed", "batch") if name in chosen}
+    return DataPlan(
+        num_tokens=tokens, prompts=prompts, answers=answers, mixture=Mixture(**chosen), **own
+    )
+
+
+def _make(out: Path, plan: DataPlan, name: str, dtype: str | None, device: str | None) -> None:
+    from foredraft.cli.show_data import show_corpus, warnings_of
+    from foredraft.train.corpus import Corpus
+    from foredraft.train.data import make_corpus
+
+    console = common.console(stderr=True)
+    model, tokenizer = _load(name, dtype, device, console)
+    try:
+        with noticed_interrupts() as interrupted, _bar(plan.num_tokens, console) as bar:
+
+            def report(tokens: int) -> None:
+                interrupted.heed()
+                bar.report(tokens)
+
+            make_corpus(out, plan, model, tokenizer, name, bar.begin, report)
+    except KeyboardInterrupt:
+        console.print(f"interrupted: {_kept(out)}; the same command goes on from there")
+        raise typer.Exit(INTERRUPTED) from None
+    corpus = Corpus(out)
+    show_corpus(corpus, 0, common.console())
+    for line in warnings_of(corpus, plan.num_tokens):
+        console.print(f"warning: {line}")
+
+
+def _load(name: str, dtype: str | None, device: str | None, console: Console) -> tuple[Any, Any]:
+    """The bare model and its tokenizer, with progress on stderr and the libraries' own chatter off."""
+    with console.status("starting") as status:
+        from transformers.utils import logging
+
+        from foredraft.engine.load import load_models
+
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        models = load_models(
+            name, dtype=dtype, device=device, report=lambda line: status.update(Text(line))
+        )
+    return models.target.model, models.tokenizer  # type: ignore[attr-defined]
+
+
+def _kept(out: Path) -> str:
+    from foredraft.train.corpus import Corpus
+
+    try:
+        corpus = Corpus(out)
+    except DataError:
+        return "nothing is kept yet"
+    return f"{corpus.num_tokens:,} tokens are kept in {out}"
+
+
+class _Bar:
+    """Tokens, and tokens per second of this run."""
+
+    def __init__(self, bar: Progress, total: int | None) -> None:
+        self._bar = bar
+        self._task = bar.add_task("", total=total, done="")
+        self._before = 0
+
+    def begin(self, tokens: int) -> None:
+        """What was there before counts as done, and not as fast."""
+        self._before = tokens
+        self._bar.reset(self._task, completed=tokens)
+        self.report(0)
+
+    def report(self, tokens: int) -> None:
+        """Show that tokens were added."""
+        task = self._bar.tasks[0]
+        done, elapsed = task.completed + tokens, task.elapsed or 0.0
+        speed = f", {(done - self._before) / elapsed:,.0f} tokens/s" if elapsed > 1 else ""
+        self._bar.update(self._task, completed=done, done=f"{done:,.0f} tokens{speed}")
+
+
+@contextmanager
+def _bar(total: int | None, console: Console) -> Iterator[_Bar]:
+    columns = (BarColumn(), TextColumn("{task.fields[done]}", markup=False), TimeRemainingColumn())
+    with Progress(*columns, console=console, refresh_per_second=2) as bar:
+        yield _Bar(bar, total)

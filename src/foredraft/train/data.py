@@ -1,0 +1,258 @@
+"""Making a corpus: what is asked for, what tells it from others, and the three ways to make it.
+
+The target writes prompts and replies itself; or it answers the prompts of the user; or the user's
+replies are taken as they are. Whichever it is, the same plan on the same folder goes on where it ended.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock, Timeout
+
+from foredraft.errors import ConfigError, DataError
+from foredraft.train.answering import Keeper, Prompter
+from foredraft.train.corpus import CorpusWriter
+from foredraft.train.generation import ScriptsOf, generate_corpus
+from foredraft.train.scripts import Mixture, conversation
+from foredraft.train.sources import Source, open_source
+from foredraft.train.templates import ChatFrame, chat_frame, reply_frame
+
+ANSWERS = ("generate", "keep")
+TOKENIZER = "tokenizer"
+"""Folder beside the shards: the tokenizer, so that a corpus can be read without its model."""
+LOCK = ".lock"
+_SAMPLED_VALUES = 64
+"""Values of each weight that go into a model's digest."""
+Report = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataPlan:
+    """What a corpus is to be made of.
+
+    Raises:
+        ConfigError: a value is out of its range; the message names it and the range.
+    """
+
+    num_tokens: int | None = None
+    """Tokens in all; None, which only prompts allow, goes through all of them."""
+    seed: int = 0
+    """Same seed, same corpus."""
+    batch: int = 64
+    """Conversations that are decoded together, and that one shard holds."""
+    prompts: str | None = None
+    """A JSONL file or the name of a data set; None has the model write prompts."""
+    answers: str = "generate"
+    """"generate" has the model reply; "keep" takes the replies that are given."""
+    mixture: Mixture = field(default_factory=Mixture)
+
+    def __post_init__(self) -> None:
+        if self.answers not in ANSWERS:
+            raise ConfigError(f"answers={self.answers!r} is none of {', '.join(ANSWERS)}")
+        if self.prompts is None and self.answers == "keep":
+            raise ConfigError(
+                "answers='keep' needs conversations with replies; name them as prompts"
+            )
+        if self.prompts is None and self.num_tokens is None:
+            raise ConfigError("a model that writes its own prompts never ends; say how many tokens")
+        for owner in (self, self.mixture):
+            for name, (allowed, holds) in _RULES.items():
+                value = getattr(owner, name, None)
+                if value is not None and not holds(value):
+                    raise ConfigError(f"{name}={value!r} is not allowed; give {allowed}")
+
+
+_AT_LEAST_1: tuple[str, Callable[[Any], bool]] = ("1 or more", lambda value: value >= 1)
+_SHARE: tuple[str, Callable[[Any], bool]] = ("0 to 1", lambda value: 0 <= value <= 1)
+_RULES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+    "num_tokens": _AT_LEAST_1,
+    "seed": ("0 or more", lambda value: value >= 0),
+    "batch": _AT_LEAST_1,
+    "greedy_share": _SHARE,
+    "more_turns": ("0 or more, and less than 1", lambda value: 0 <= value < 1),
+    "temperatures": (
+        "one or more above 0; greedy_share says how many replies are greedy",
+        lambda values: values and all(0 < value < float("inf") for value in values),
+    ),
+    "top_p": ("more than 0, and 1 at most", lambda value: 0 < value <= 1),
+    "max_user_tokens": _AT_LEAST_1,
+    "max_reply_tokens": _AT_LEAST_1,
+    "max_length": ("2 or more", lambda value: value >= 2),
+}
+
+
+def make_corpus(
+    folder: Path,
+    plan: DataPlan,
+    model: Any,
+    tokenizer: Any,
+    name: str,
+    begin: Callable[[int], None] = lambda tokens: None,
+    report: Report = lambda tokens: None,
+) -> dict[str, Any]:
+    """Make a corpus, or what is missing of it.
+
+    Args:
+        folder: where; made if it does not exist.
+        model: a `transformers` causal language model, in eval mode.
+        name: what the user calls the model.
+        begin: called once, with the tokens that are there already.
+        report: called with numbers of tokens as they are added.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        ConfigError: the folder holds another corpus or is in use, or the chat template does not allow it.
+        DataError: a row of the prompts is of no known form, or nothing to learn from came out.
+    """
+    source = None if plan.prompts is None else open_source(plan.prompts)
+    keeps = plan.answers == "keep"
+    _check_context(plan, model)
+    frame = _frame(model, tokenizer, source)
+    facts = _facts(plan, model, tokenizer, name, frame, source)
+    with _in_use(folder):
+        writer = CorpusWriter(folder, facts)
+        if not (folder / TOKENIZER).exists():
+            tokenizer.save_pretrained(folder / TOKENIZER)
+        begin(writer.num_tokens)
+        if keeps and source is not None:
+            keeper = Keeper(tokenizer, source, plan.mixture.max_length)
+            keeper.write(writer, plan.num_tokens, report)
+        else:
+            scripts = _scripts(plan, tokenizer, frame, source)
+            generate_corpus(model, scripts, writer, plan.num_tokens, report)
+    _check_outcome(writer.manifest, source)
+    return writer.manifest
+
+
+def _frame(model: Any, tokenizer: Any, source: Source | None) -> ChatFrame:
+    """The template's frame, with every token by which the model ends anything."""
+    frame = chat_frame(tokenizer) if source is None else reply_frame(tokenizer)
+    ends = getattr(model.generation_config, "eos_token_id", None)
+    more = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
+    return dataclasses.replace(
+        frame,
+        user_end_ids=tuple(dict.fromkeys((*frame.user_end_ids, *more))) if source is None else (),
+        assistant_end_ids=tuple(dict.fromkeys((*frame.assistant_end_ids, *more))),
+    )
+
+
+def _check_context(plan: DataPlan, model: Any) -> None:
+    context = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    if context is not None and plan.mixture.max_length > context:
+        raise ConfigError(
+            f"max_length={plan.mixture.max_length} is more than the model's context of {context} tokens; "
+            f"give {context} or less"
+        )
+
+
+def _scripts(plan: DataPlan, tokenizer: Any, frame: ChatFrame, source: Source | None) -> ScriptsOf:
+    if source is not None:
+        return Prompter(tokenizer, source, frame, plan.mixture, plan.seed, plan.batch)
+    return lambda batch: [
+        conversation(frame, plan.mixture, plan.seed, batch * plan.batch + row)
+        for row in range(plan.batch)
+    ]
+
+
+def _facts(
+    plan: DataPlan,
+    model: Any,
+    tokenizer: Any,
+    name: str,
+    frame: ChatFrame,
+    source: Source | None,
+) -> dict[str, Any]:
+    """Everything on which the tokens of a corpus depend, as JSON has it: another value, another corpus."""
+    facts: dict[str, Any] = {
+        "model": name,
+        "vocab_size": int(model.config.get_text_config(decoder=True).vocab_size),
+        "tokenizer": tokenizer_digest(tokenizer),
+        "end_ids": frame.assistant_end_ids,
+        "answers": plan.answers,
+    }
+    if source is not None:
+        facts |= {"prompts": source.name, "prompts_digest": source.digest()}
+    if plan.answers == "keep":
+        facts["max_length"] = plan.mixture.max_length
+    else:
+        facts |= {
+            "weights": weights_digest(model),
+            "model_dtype": str(model.dtype).removeprefix("torch."),
+            "seed": plan.seed,
+            "batch": plan.batch,
+            **asdict(plan.mixture),
+            "openings": _digest(plan.mixture.openings),
+        }
+    if source is None:
+        facts["opening"] = frame.user_opening  # templates may write the date into it
+    plain: dict[str, Any] = json.loads(json.dumps(facts))
+    return plain
+
+
+def tokenizer_digest(tokenizer: Any) -> str:
+    """Changes with the vocabulary, the way to split text, and the chat template."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    parts = (
+        backend.to_str() if backend is not None else sorted(tokenizer.get_vocab().items()),
+        tokenizer.chat_template,
+        sorted(tokenizer.special_tokens_map.items()),
+    )
+    return _digest(parts)
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()
+
+
+@torch.inference_mode()
+def weights_digest(model: Any) -> str:
+    """Of the first values of every weight: other weights of the same shapes differ in some of them."""
+    digest = hashlib.sha256()
+    for name, weight in model.named_parameters():
+        values = weight.detach().flatten()[:_SAMPLED_VALUES].float().cpu().numpy()
+        digest.update(f"{name} {tuple(weight.shape)}".encode() + values.tobytes())
+    return digest.hexdigest()
+
+
+def _check_outcome(manifest: Mapping[str, Any], source: Source | None) -> None:
+    what = "what the model wrote" if source is None else source.name
+    if not manifest["shards"]:
+        raise DataError(f"{what} holds no conversation; give one JSON object a line")
+    if not sum(shard["labelled"] for shard in manifest["shards"]):
+        raise DataError(
+            f"no reply in {what} begins within max_length, so there is nothing to learn from; give a "
+            "higher max_length, or shorter prompts"
+        )
+
+
+@contextmanager
+def _in_use(folder: Path) -> Iterator[None]:
+    """Make the folder, and keep others from writing to it."""
+    lock = FileLock(folder / LOCK, timeout=0)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout:
+        raise ConfigError(
+            f"{folder} is in use by another run; wait for it, or give another folder"
+        ) from None
+    except OSError as error:
+        raise ConfigError(
+            f"{error.filename or folder} cannot be written ({error.strerror or error}); "
+            "give another folder"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
