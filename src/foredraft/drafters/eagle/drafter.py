@@ -1,0 +1,245 @@
+"""Drafting with an EAGLE head: chains, static trees and EAGLE-2's dynamic trees.
+
+Row i of the head pairs the target's feature of token i with the embedding of token i + 1, and predicts
+token i + 2. With n tokens committed in the target and the root as text[n], the row n - 1 thus predicts
+the root's children; a node at depth d has the row n - 1 + d, which pairs its parent's output with its
+token. A round first adds the rows of the text that is new since the last draft, from true features,
+then grows the tree with one pass a level. Rows of the draft are dropped with the round, accepted or
+not: they come from guessed features, and the next round makes them anew from true ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from foredraft.config import MAX_TREE_NODES
+from foredraft.drafters.eagle.cache import HeadCache
+from foredraft.drafters.eagle.head import EagleHead
+from foredraft.drafters.growth import grow_tree
+from foredraft.drafters.law_candidates import LawCandidates
+from foredraft.errors import CacheError, ConfigError
+from foredraft.policies.dynamic import BudgetPolicy, DynamicTreePolicy
+from foredraft.protocols import DraftContext, DrafterState, Policy, PolicyState, TakeFeatures
+from foredraft.tree import DraftTree, Proposal, TreeBuilder
+
+ROTARY_ROWS = 2048
+"""The table of rotary angles grows by whole multiples of this."""
+
+
+class EagleDrafter:
+    """Grows chains and trees from an EAGLE head.
+
+    Args:
+        head: a trained head of the target. It is put in eval mode.
+        proposal: how children are chosen, as in `DraftModelDrafter`.
+        window: rows of text that the head attends to; None takes what its rotary embeddings were made
+            for (`max_position_embeddings`), so that longer texts work by relative positions.
+
+    Raises:
+        ConfigError: a window below 1.
+    """
+
+    def __init__(
+        self,
+        head: EagleHead,
+        proposal: Proposal = Proposal.COUPLED,
+        *,
+        window: int | None = None,
+    ) -> None:
+        if window is not None and window < 1:
+            raise ConfigError(f"window={window} is not allowed; give 1 or more rows, or None")
+        longest = head.config.max_position_embeddings
+        self.head, self.proposal = head.eval(), proposal
+        self.window = longest if window is None else min(window, longest)
+        self.proposals = frozenset({proposal})
+        self.rotary = RotaryTable(head)
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The hidden states of the target that the head reads."""
+        return self.head.config.taps
+
+    @property
+    def default_policy(self) -> Policy:
+        """EAGLE-2's dynamic tree; for sampled children, a budget that is spent before drawing."""
+        if self.proposal in (Proposal.SAMPLED, Proposal.RESAMPLED):
+            return BudgetPolicy()
+        return DynamicTreePolicy()
+
+    def start(self, capacity: int) -> DrafterState:
+        """Refused: the head cannot draft without the target's features."""
+        raise ConfigError(
+            "an EAGLE head reads the target's hidden states; use it in an Engine, or start_reading"
+        )
+
+    def start_reading(self, capacity: int, take_features: TakeFeatures) -> EagleState:
+        """A head cache for one request."""
+        return EagleState(self, capacity, take_features)
+
+
+class RotaryTable:
+    """cos and sin [rows, D] of every position so far; shared by all requests, and grown on demand."""
+
+    def __init__(self, head: EagleHead) -> None:
+        self._head = head
+        self._table: tuple[Tensor, Tensor] | None = None
+
+    def rows(self, first: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Of positions first .. stop - 1, each [stop - first, D]."""
+        table = self._table
+        if table is None or len(table[0]) < stop:
+            count = -(-stop // ROTARY_ROWS) * ROTARY_ROWS
+            table = self._head.rotary(torch.arange(count, device=self._head.device))
+            self._table = table  # whole or not at all: other threads read it
+        return table[0][first:stop], table[1][first:stop]
+
+
+@dataclass(slots=True)
+class _Level:
+    """The nodes of the last pass and what their children take as hidden states."""
+
+    place: dict[int, int]
+    """Node -> row of `hidden`."""
+    hidden: Tensor
+    """[T, h] recycled outputs."""
+    first: int
+    """Index of the first of them among the rows of the draft; -1 for the root, whose row is text."""
+
+
+class EagleState:
+    """The head's cache of one request. After every round it holds rows of true features alone."""
+
+    def __init__(self, drafter: EagleDrafter, capacity: int, take_features: TakeFeatures) -> None:
+        self._drafter, self._head = drafter, drafter.head
+        self._take_features = take_features
+        head = drafter.head
+        self._cache = HeadCache(head.config, drafter.window, capacity, head.device, head.dtype)
+        self._waiting: list[Tensor] = []  # features [n, F] of committed tokens without a row
+        self._level: _Level | None = None
+        self._device = head.device  # of the target, once a feature was seen
+
+    @property
+    def length(self) -> int:
+        """Rows of committed text in the head's cache: one for each token but the last two or so."""
+        return self._cache.length
+
+    @torch.inference_mode()
+    def prefill(self, token_ids: Sequence[int]) -> None:
+        """Make the rows of the prompt, in chunks; that of its last token waits for the next token."""
+        features = self._features()
+        self._check(features, len(token_ids))
+        if len(features) > 1:
+            self._add_text(features[:-1], token_ids[1:])
+        self._waiting = [
+            features[-1:].clone()
+        ]  # a slice would keep the features of the whole prompt
+
+    @torch.inference_mode()
+    def draft(self, context: DraftContext, policy: PolicyState) -> DraftTree:
+        """Catch up with the text, then grow level by level, one pass of the head a level."""
+        text = context.token_ids
+        if (
+            len(text) < 2 or context.limits.max_depth < 1
+        ):  # the first token has no feature before it
+            return DraftTree.root_only(text[-1])
+        builder = TreeBuilder(text[-1])
+        source = LawCandidates(
+            context,
+            builder,
+            self._drafter.proposal,
+            score=lambda nodes: self._score(nodes, builder, text),
+            target_ids=self._target_ids(),
+        )
+        return grow_tree(context, policy, builder, source)
+
+    def commit(self, path: Sequence[int]) -> None:
+        """Drop every row of the draft; the next draft makes those of accepted nodes anew."""
+        self._cache.roll_back()
+        self._level = None
+
+    def close(self) -> None:
+        """Give the memory back."""
+        del self._cache
+        self._waiting.clear()
+
+    def _target_ids(self) -> Tensor | None:
+        ids = self._head.target_ids
+        return None if ids is None else ids.to(self._device)
+
+    def _score(self, nodes: Sequence[int], builder: TreeBuilder, text: Sequence[int]) -> Tensor:
+        """Logits [T, Vd] after nodes of one level, on the target's device."""
+        output = self._root(text, builder) if nodes[0] == 0 else self._deeper(nodes, builder, text)
+        return self._head.logits(output).to(self._device)
+
+    def _root(self, text: Sequence[int], builder: TreeBuilder) -> Tensor:
+        """The output [1, h] that predicts the root's children; catches up with the text on the way."""
+        features = self._features()
+        known = self._cache.length
+        self._check(features, len(text) - 1 - known)
+        builder.count_pass(len(features))
+        output = self._add_text(features, text[known + 1 :])
+        self._waiting = []
+        self._level = _Level({0: 0}, self._head.recycle(output), -1)
+        return output
+
+    def _add_text(self, features: Tensor, token_ids: Sequence[int]) -> Tensor:
+        """Commit the rows of features [n, F] and of the tokens after them; the last output, [1, h]."""
+        output = features
+        for start in range(0, len(features), MAX_TREE_NODES):
+            hidden = self._head.fuse(features[start : start + MAX_TREE_NODES])
+            first, stop = self._cache.length, self._cache.length + len(hidden)
+            tokens = list(token_ids[start : start + len(hidden)])
+            rotary = self._drafter.rotary.rows(first, stop)
+            embeds = self._embed(tokens)
+            output = self._head.step(embeds, hidden[None], rotary, self._cache.attend_to_text)[0]
+        return output[-1:]
+
+    def _deeper(self, nodes: Sequence[int], builder: TreeBuilder, text: Sequence[int]) -> Tensor:
+        """The outputs [T, h] after draft nodes."""
+        above = self._level
+        assert above is not None
+        rows = [above.place[builder.parents[node]] for node in nodes]
+        hidden = above.hidden[rows]
+        is_first = above.first < 0
+        first = 0 if is_first else above.first + len(above.place)
+        self._cache.hold([-1 if is_first else above.first + row for row in rows])
+        depth = len(builder.path_tokens(nodes[0]))
+        position = self._cache.length - 1 + depth
+        cos, sin = self._drafter.rotary.rows(position, position + 1)
+        rotary = (cos.expand(len(nodes), -1), sin.expand(len(nodes), -1))
+        embeds = self._embed([builder.token_ids[node] for node in nodes])
+        builder.count_pass(len(nodes))
+        output = self._head.step(embeds, hidden[None], rotary, self._cache.attend_to_draft)[0]
+        place = {node: row for row, node in enumerate(nodes)}
+        self._level = _Level(place, self._head.recycle(output), first)
+        return output
+
+    def _embed(self, token_ids: list[int]) -> Tensor:
+        """[1, T, h]"""
+        ids = torch.tensor([token_ids], device=self._head.ends.device)
+        return self._head.embed(ids).to(self._head.dtype)
+
+    def _features(self) -> Tensor:
+        """Features [n, F] of committed tokens without a row, where the head is and in its dtype."""
+        new = self._take_features()
+        self._device = new.device
+        new = new.to(device=self._head.device, dtype=self._head.dtype)
+        self._waiting = [torch.cat([*self._waiting, new])] if self._waiting else [new]
+        return self._waiting[0]
+
+    def _check(self, features: Tensor, expected: int) -> None:
+        count, size = features.shape
+        if size != self._head.config.feature_size:
+            raise ConfigError(
+                f"the head reads features of {self._head.config.feature_size} numbers and the target gives "
+                f"{size}; use the head with the model it was trained for"
+            )
+        if count != expected:
+            raise CacheError(
+                f"the target gave features of {count} tokens where {expected} were expected; "
+                "its hidden states do not follow the text"
+            )
