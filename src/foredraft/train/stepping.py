@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -23,22 +24,16 @@ def make_accelerator() -> Accelerator:
     Raises:
         ConfigError: a launcher started several processes that do not know of one another.
     """
-    handler = DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)
+    handler = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
     on_cpu = not torch.accelerator.is_available()
     accelerator = Accelerator(cpu=on_cpu, mixed_precision="no", kwargs_handlers=[handler])
-    launched = _launched_processes()
+    launched = int(os.environ.get("WORLD_SIZE", "1"))
     if launched not in (1, accelerator.num_processes):
         raise ConfigError(
             f"{launched} processes were launched, and each sees {accelerator.num_processes}; launch them "
             "with `torchrun --nproc-per-node N` or `accelerate launch`"
         )
     return accelerator
-
-
-def _launched_processes() -> int:
-    import os
-
-    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 class WholeLoss(nn.Module):
