@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tests.tiny_folders import byte_tokenizer
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from tests.tiny_folders import SPECIAL_TOKENS, byte_tokenizer
 
 _TURN = "{% for message in messages %}"
 _REFUSES_SYSTEM = (
@@ -128,3 +131,25 @@ STOCK = {
     "forgetful": FORGETFUL,
     "thinking": THINKING,
 }
+
+
+def metaspace_tokenizer() -> Any:
+    """Words that carry the blank before them, as SentencePiece writes them."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="first")
+    special = [*SPECIAL_TOKENS, "<unk>", *MISTRAL.specials]
+    text = (
+        "What is a cat? An animal. And a mat? A thing to sit on. Why is that 7 plus 2? Éva said no. zero (0) "
+        "Tell me more Sure thing And now what ▁ Question 0? 1? 2?"
+    )
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=[AddedToken(token, special=True, normalized=False) for token in special],
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([text] * 4, trainer)
+    made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", unk_token="<unk>")
+    made.add_tokens(special, special_tokens=True)
+    made.chat_template = MISTRAL.template
+    return made

@@ -325,7 +325,7 @@ def test_show_prints_conversations_with_their_replies_marked(folder: Path, tmp_p
             f"user\nQ{i}<|im_end|>\n<|im_start|>assistant\n⟦[bold]A{i}<|im_end|>⟧" in shown.stdout
         )
     assert "Q1" not in shown.stdout
-    assert "4 in 1 shards" in shown.stdout
+    assert "4 in 1 shard" in shown.stdout
 
 
 def test_show_names_a_folder_without_a_corpus(tmp_path: Path) -> None:

@@ -12,7 +12,15 @@ from foredraft.errors import ConfigError
 from foredraft.train.conversations import Exchange, LabelledTokens, Labeller, Tally, join
 from foredraft.train.templates import decode, encode
 from tests.tiny_folders import byte_tokenizer
-from tests.train.stock_templates import CHATML, GEMMA, LLAMA3, MARKED, STOCK, Stock
+from tests.train.stock_templates import (
+    CHATML,
+    GEMMA,
+    LLAMA3,
+    MARKED,
+    STOCK,
+    Stock,
+    metaspace_tokenizer,
+)
 
 REPLIES = ["the cat sat on the mat.", "  two\n\nparagraphs? ", "¿Qué? 12 日本"]
 
@@ -92,6 +100,18 @@ def test_tokens_that_run_over_the_start_of_a_reply_are_kept_apart() -> None:
     assert decode(tokenizer, sample.token_ids) == "user: Q</s>assistant: the end</s>"
 
 
+def test_tokens_that_cannot_be_kept_apart_are_refused() -> None:
+    """Words carry the blank before them, so 'that' behind 'And what ' would get a second blank."""
+    tokenizer = metaspace_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ 'And what ' + m['content'] + '</s>' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'And what ' }}{% endif %}"
+    )
+    messages = [{"role": "user", "content": "Why"}, {"role": "assistant", "content": "that"}]
+    with pytest.raises(ConfigError, match=r"run into those before it, .*And what ' into 'that"):
+        Labeller(tokenizer).label(messages)
+
+
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
@@ -148,10 +168,16 @@ def test_markers_serve_where_the_prompt_is_no_prefix() -> None:
     assert masked_texts(tokenizer, samples) == [reply + MARKED.end for reply in REPLIES]
 
 
-def test_markers_that_leave_the_end_out_are_mended() -> None:
-    tokenizer = marked_with(
-        "+ '<|im_end|>' }}{% endgeneration %}", "}}{% endgeneration %}{{ '<|im_end|>' }}"
-    )
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "}}{% endgeneration %}{{ '<|im_end|>' }}",
+        "+ '<|im_end|>\n\n' }}{% endgeneration %}",
+    ],
+    ids=["end left out", "blanks behind it"],
+)
+def test_markers_are_brought_to_the_end_of_the_turn(ending: str) -> None:
+    tokenizer = marked_with("+ '<|im_end|>' }}{% endgeneration %}", ending)
     samples = Labeller(tokenizer).label(conversation(2))
     assert masked_texts(tokenizer, samples) == [reply + MARKED.end for reply in REPLIES[:2]]
 

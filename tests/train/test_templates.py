@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
 
 from foredraft.errors import ConfigError
 from foredraft.train.templates import (
@@ -17,30 +15,17 @@ from foredraft.train.templates import (
     prompts_of_turns,
     reply_frame,
 )
-from tests.tiny_folders import SPECIAL_TOKENS, byte_tokenizer
-from tests.train.stock_templates import CHATML, FORGETFUL, MISTRAL, STOCK, THINKING
+from tests.tiny_folders import byte_tokenizer
+from tests.train.stock_templates import (
+    CHATML,
+    FORGETFUL,
+    STOCK,
+    THINKING,
+    metaspace_tokenizer,
+)
 
 FRAMED = {name: stock for name, stock in STOCK.items() if stock not in (FORGETFUL, THINKING)}
 TURNS = ("What is a cat?", "An animal.", "And a mat?", "A thing to sit on.")
-
-
-def metaspace_tokenizer() -> Any:
-    """Words that carry the blank before them, as SentencePiece writes them."""
-    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
-    tokenizer.decoder = decoders.Metaspace(prepend_scheme="first")
-    special = [*SPECIAL_TOKENS, "<unk>", *MISTRAL.specials]
-    text = " ".join((*TURNS, "Why is that 7 plus 2? Éva said no. zero (0) Tell me more Sure thing"))
-    trainer = trainers.BpeTrainer(
-        vocab_size=400,
-        special_tokens=[AddedToken(token, special=True, normalized=False) for token in special],
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator([text, "And now what ▁ Question 0? 1? 2?"] * 4, trainer)
-    made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", unk_token="<unk>")
-    made.add_tokens(special, special_tokens=True)
-    made.chat_template = MISTRAL.template
-    return made
 
 
 def rendered(tokenizer: Any, turns: tuple[str, ...]) -> list[int]:
@@ -163,7 +148,7 @@ def test_prompts_with_replies_between_them_are_the_rendering(name: str, system: 
     tokenizer = stock.tokenizer()
     users, replies = TURNS[::2], TURNS[1::2]
     if system and (name == "mistral" or not stock.system):
-        with pytest.raises(ConfigError, match="otherwise once others follow|not supported"):
+        with pytest.raises(ConfigError, match=r"otherwise once others follow|not supported"):
             prompts_of_turns(tokenizer, users, system)
         return
     first, second = prompts_of_turns(tokenizer, users, system)

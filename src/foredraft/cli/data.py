@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from foredraft.cli import common
-from foredraft.cli.failures import clear_failures
+from foredraft.cli.failures import FAILURE, clear_failures
 from foredraft.cli.interrupts import INTERRUPTED, noticed_interrupts
 from foredraft.errors import ConfigError, DataError
 
@@ -147,6 +147,10 @@ def _make(out: Path, plan: DataPlan, name: str, dtype: str | None, device: str |
     except KeyboardInterrupt:
         console.print(f"interrupted: {_kept(out)}; the same command goes on from there")
         raise typer.Exit(INTERRUPTED) from None
+    except OSError as error:
+        reason = f"{error.filename or out}: {error.strerror or error}"
+        console.print(f"error: {reason}; {_kept(out)}; the same command goes on from there")
+        raise typer.Exit(FAILURE) from None
     corpus = Corpus(out)
     show_corpus(corpus, 0, common.console())
     for line in warnings_of(corpus, plan.num_tokens):

@@ -55,7 +55,8 @@ def _rows(corpus: Corpus) -> Iterator[tuple[str, str]]:
     if "prompts" in manifest:
         kept = manifest.get("answers") == "keep"
         yield "prompts", f"{manifest['prompts']}, replies {'kept' if kept else 'by the model'}"
-    yield "conversations", f"{len(corpus):,} in {len(manifest['shards'])} shards"
+    shards = len(manifest["shards"])
+    yield "conversations", f"{len(corpus):,} in {shards} shard{'' if shards == 1 else 's'}"
     if not len(corpus):
         return
     yield "tokens", f"{corpus.num_tokens:,}"
