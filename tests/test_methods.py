@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -10,14 +11,24 @@ import foredraft
 from foredraft import ConfigError
 from foredraft.backends.table import TableModel
 from foredraft.drafters.draft_model import DraftModelDrafter
+from foredraft.drafters.eagle.head import EagleHead
 from foredraft.drafters.ngram import NgramDrafter
 from foredraft.methods import BEST, RECIPES, parse_method
+from foredraft.policies.dynamic import BudgetPolicy, DynamicTreePolicy
 from foredraft.policies.fixed import FixedPolicy
+from foredraft.policies.static_tree import StaticTreePolicy
 from foredraft.tree import Proposal
 from foredraft.verifiers import VERIFIERS
+from tests.tiny_models import tiny_llama
 
 TARGET, DRAFT = TableModel.random(6, seed=1), TableModel.random(6, seed=2)
 PROMPT = (1, 2, 3, 1, 2)
+
+
+@cache
+def head() -> EagleHead:
+    """A head of a tiny model; its weights do not matter here."""
+    return EagleHead.for_target(tiny_llama(), 3)
 
 
 def shape(policy: Any) -> tuple[int, ...]:
@@ -28,10 +39,38 @@ def shape(policy: Any) -> tuple[int, ...]:
 # --- what a name stands for -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", [name for name in RECIPES if not name.endswith("-K")])
 def test_a_bare_name_is_a_recipe_without_options(name: str) -> None:
     method = parse_method(name)
-    assert (method.name, dict(method.options)) == (name, {})
+    assert (method.name, method.recipe, dict(method.options)) == (name, name, {})
+
+
+def test_a_number_in_a_name_is_the_depth() -> None:
+    method = parse_method("eagle-chain-7:proposal=sampled")
+    assert (method.name, method.recipe, method.needs) == ("eagle-chain-7", "eagle-chain-K", "head")
+    parts = method.build(head())
+    assert shape(parts.policy) == (1,) * 7
+    assert parts.drafter is not None
+    assert parts.drafter.proposals == {Proposal.SAMPLED}
+
+
+def test_eagle_is_a_static_tree_and_eagle2_a_dynamic_one() -> None:
+    static = parse_method("eagle").build(head()).policy
+    assert isinstance(static, StaticTreePolicy)
+    assert static.max_nodes == 25
+    assert shape(parse_method("eagle:tree=3,2").build(head()).policy) == (3, 2)
+    dynamic = parse_method("eagle2:depth=3:nodes=9:top_k=4").build(head()).policy
+    assert isinstance(dynamic, DynamicTreePolicy)
+    assert (dynamic.depth, dynamic.nodes, dynamic.top_k) == (3, 9, 4)
+
+
+@pytest.mark.parametrize("verifier", ["rejection", "traversal"])
+def test_eagle2_spends_its_budget_before_drawing_where_that_keeps_the_law(verifier: str) -> None:
+    policy = (
+        parse_method(f"eagle2:depth=3:nodes=9:top_k=4:verifier={verifier}").build(head()).policy
+    )
+    assert isinstance(policy, BudgetPolicy)
+    assert (policy.depth, policy.nodes, policy.max_children) == (3, 9, 4)
 
 
 def test_autoregressive_is_plain_decoding() -> None:
@@ -120,7 +159,12 @@ def test_every_method_answers_as_plain_decoding(name: str) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("", "unknown method ''; available: autoregressive, ngram, speculative"),
+        ("", "unknown method ''; available: autoregressive, ngram, speculative, eagle-chain-K"),
+        ("eagle-chain-K", "unknown method 'eagle-chain-K'"),
+        ("eagle-chain", "unknown method 'eagle-chain'; did you mean 'eagle-chain-K'?"),
+        ("eagle-chain-4:depth=3", "method 'eagle-chain-4' has no option 'depth=3'"),
+        ("eagle3", "unknown method 'eagle3'; did you mean 'eagle'?"),
+        ("eagle2:tree=3", "method 'eagle2' has no option 'tree=3'"),
         ("ngarm", "unknown method 'ngarm'; did you mean 'ngram'?"),
         ("medusa", "unknown method 'medusa'; available:"),
         ("ngram:dept=3", "method 'ngram' has no option 'dept=3'; did you mean 'depth'?"),
@@ -147,6 +191,23 @@ def test_a_method_that_cannot_be_read(text: str, complaint: str) -> None:
         ({"drafter": "none", "proposal": "sampled"}, "proposal='sampled' has no meaning"),
         ({"method": "ngram", "proposal": "sampled"}, "proposal='sampled' has no meaning"),
         ({"method": "speculative"}, "'speculative' needs a draft model; pass drafter=MODEL"),
+        ({"method": "eagle2"}, "method 'eagle2' needs an EAGLE head; pass drafter=FOLDER"),
+        ({"method": "eagle2", "drafter": DRAFT}, "head, and the drafter given is a draft model"),
+        ({"method": "eagle-chain-0", "drafter": head()}, "depth=0 cannot be drafted"),
+        ({"method": "eagle2:nodes=0", "drafter": head()}, "nodes=0 is not allowed"),
+        ({"method": "eagle2:window=0", "drafter": head()}, "window=0 is not allowed"),
+        (
+            {"method": "eagle2:proposal=coupled:verifier=rejection", "drafter": head()},
+            "EagleDrafter makes coupled",
+        ),
+        ({"method": "speculative", "drafter": head()}, "and the drafter given is an EAGLE head"),
+        ({"method": "ngram", "drafter": head()}, "'ngram' takes no head; leave drafter out"),
+        ({"drafter": head(), "tree": "2", "method": "eagle2"}, "tree='2' has no meaning"),
+        (
+            {"drafter": head(), "force_vocabulary": True},
+            "force_vocabulary=True is for a draft model",
+        ),
+        ({"drafter": head()}, "TableModel"),
         ({"method": "ngram", "drafter": DRAFT}, "'ngram' takes no draft model; leave drafter out"),
         ({"method": "ngram", "drafter": "none"}, "drafter='none' does not go with method 'ngram'"),
         ({"method": "speculative", "drafter": "ngram"}, "drafter='ngram' does not go with method"),

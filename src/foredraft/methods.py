@@ -1,119 +1,137 @@
-"""Named recipes: which drafter, policy and verifier make up a method.
+"""Methods by name: a recipe of `engine/recipes.py` with its options.
 
-A recipe may carry options after colons: `ngram:depth=10:min=3`. They are the keyword arguments of
-its function below, read by their annotations.
+Options come after colons: `ngram:depth=10:min=3`. They are the keyword arguments of the recipe's
+function, read by their annotations.
 """
 
 from __future__ import annotations
 
 import inspect
+import re
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Literal
 
-from foredraft.drafters.draft_model import DraftModelDrafter
-from foredraft.drafters.ngram import NgramDrafter
 from foredraft.engine.legality import check_legal
+from foredraft.engine.recipes import RECIPES, Parts
 from foredraft.errors import ConfigError, suggestion
-from foredraft.policies.fixed import FixedPolicy
-from foredraft.protocols import Drafter, Policy, Target, Verifier
-from foredraft.tree import Proposal
-from foredraft.verifiers import verifier as make_verifier
+from foredraft.protocols import Target
 
+__all__ = [
+    "BEST",
+    "BEST_OF",
+    "KINDS",
+    "RECIPES",
+    "Kind",
+    "Method",
+    "parse_method",
+    "read_options",
+    "recipe_of",
+]
 
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What a method adds to a target."""
-
-    drafter: Drafter | None
-    policy: Policy | None
-    verifier: Verifier
+Kind = Literal["draft model", "head"]
+"""What of the user's or ours a method may draft with."""
+KINDS: Mapping[Kind, tuple[str, str]] = {
+    "draft model": ("a draft model", "drafter=MODEL"),
+    "head": ("an EAGLE head", "drafter=FOLDER"),
+}
+"""Each kind in messages, and how it is given."""
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A recipe with its options read."""
+    """A recipe with its options read.
+
+    Attributes:
+        name: as named by the user, without options: `eagle-chain-4`.
+        recipe: its key in `RECIPES`: `eagle-chain-K`.
+        needs: what it drafts with, if it needs anything.
+        options: as named by the user, and those that are part of the name.
+    """
 
     name: str
-    needs_draft_model: bool
+    recipe: str
+    needs: Kind | None
     options: Mapping[str, Any]
 
-    def check(self, has_draft_model: bool, **chosen: Any) -> dict[str, Any]:
+    @property
+    def needs_draft_model(self) -> bool:
+        """Whether it drafts with an independent model."""
+        return self.needs == "draft model"
+
+    def check(self, given: Kind | None, **chosen: Any) -> dict[str, Any]:
         """The recipe's options with the user's own choices (None: no choice) on top.
+
+        Args:
+            given: what there is to draft with.
+            **chosen: options by name.
 
         Raises:
             ConfigError: a choice that has no meaning for this method or cannot work, or a draft model
-                that it needs or does not take.
+                or head that it needs or does not take.
         """
         options = {**self.options, **{k: v for k, v in chosen.items() if v is not None}}
-        known = _option_types(RECIPES[self.name])
-        for name in options:
-            if name not in known:
+        known = _option_types(RECIPES[self.recipe])
+        for name, value in chosen.items():
+            if value is not None and name not in known:
                 raise ConfigError(
-                    f"{name}={options[name]!r} has no meaning for method {self.name!r}; leave it out"
+                    f"{name}={value!r} has no meaning for method {self.name!r}; leave it out"
                 )
-        if self.needs_draft_model and not has_draft_model:
-            raise ConfigError(f"method {self.name!r} needs a draft model; pass drafter=MODEL")
-        if has_draft_model and not self.needs_draft_model:
-            raise ConfigError(f"method {self.name!r} takes no draft model; leave drafter out")
+        self._check_given(given)
         self._rehearse(options)
         return options
 
+    def _check_given(self, given: Kind | None) -> None:
+        if given == self.needs:
+            return
+        if self.needs is None and given is not None:
+            raise ConfigError(f"method {self.name!r} takes no {given}; leave drafter out")
+        if self.needs is not None:
+            needed, way = KINDS[self.needs]
+            but = "" if given is None else f", and the drafter given is {KINDS[given][0]}"
+            raise ConfigError(f"method {self.name!r} needs {needed}{but}; pass {way}")
+
     def _rehearse(self, options: Mapping[str, Any]) -> None:
         """Build the parts without a model: a wrong choice is found before minutes of loading."""
-        models = (None,) if self.needs_draft_model else ()
-        parts = RECIPES[self.name](*models, **options)
+        stand_ins = {None: (), "draft model": (None,), "head": (_STAND_IN,)}
+        parts = RECIPES[self.recipe](*stand_ins[self.needs], **options)
         if parts.drafter is not None:
             policy = parts.policy or parts.drafter.default_policy
             check_legal(parts.drafter, policy, parts.verifier)
 
-    def build(self, draft_model: Target | None = None, **chosen: str | None) -> Parts:
-        """The parts of the method; choices and errors as in `check`."""
-        options = self.check(draft_model is not None, **chosen)
-        models = () if draft_model is None else (draft_model,)
-        return RECIPES[self.name](*models, **options)
+    def build(self, model: Any = None, **chosen: str | None) -> Parts:
+        """The parts of the method with the draft model (a `Target`) or `EagleHead` that it needs.
+
+        Choices and errors as in `check`.
+        """
+        options = self.check(None if model is None else _kind_of(model), **chosen)
+        models = () if model is None else (model,)
+        return RECIPES[self.recipe](*models, **options)
 
 
-def _autoregressive(*, verifier: str = "exact") -> Parts:
-    """Plain decoding: one token a pass."""
-    return Parts(None, None, make_verifier(verifier))
+def _kind_of(model: Any) -> Kind:
+    return "draft model" if isinstance(model, Target) else "head"
 
 
-def _ngram(
-    *,
-    depth: int | None = None,
-    tree: str | None = None,
-    min: int = 2,
-    max: int = 5,
-    verifier: str = "exact",
-) -> Parts:
-    """Prompt lookup: copies of what followed the text's last tokens before."""
-    drafter = NgramDrafter(min_match=min, max_match=max)
-    return Parts(drafter, _policy(drafter, depth, tree), make_verifier(verifier))
+class _StandIn:
+    """A head to rehearse with, before there is one."""
+
+    config = SimpleNamespace(max_position_embeddings=1, taps=(0,))
+
+    def eval(self) -> _StandIn:
+        """Itself."""
+        return self
 
 
-def _speculative(
-    draft_model: Target,
-    *,
-    depth: int | None = None,
-    tree: str | None = None,
-    proposal: str | None = None,
-    verifier: str = "exact",
-) -> Parts:
-    """A chain (or the given tree) of an independent draft model."""
-    default = Proposal.COUPLED if verifier == "exact" else Proposal.SAMPLED
-    drafter = DraftModelDrafter(draft_model, _proposal(proposal) if proposal else default)
-    return Parts(drafter, _policy(drafter, depth, tree), make_verifier(verifier))
+_STAND_IN: Any = _StandIn()
 
 
-RECIPES: Mapping[str, Callable[..., Parts]] = {
-    "autoregressive": _autoregressive,
-    "ngram": _ngram,
-    "speculative": _speculative,
-}
 BEST = "ngram"
-"""The method when none is named: the best there is without a trained drafter."""
+"""The method when none is named and there is no trained drafter."""
+BEST_OF: Mapping[Kind, str] = {"draft model": "speculative", "head": "eagle2"}
+"""The method when none is named and there is something to draft with."""
 
 
 def parse_method(text: str) -> Method:
@@ -124,10 +142,21 @@ def parse_method(text: str) -> Method:
             value of the wrong type.
     """
     name = text.partition(":")[0]
-    if name not in RECIPES:
+    recipe = recipe_of(name)
+    if recipe is None:
         raise ConfigError(f"unknown method {name!r}; {suggestion(name, RECIPES)}")
-    needs_draft_model = "draft_model" in inspect.signature(RECIPES[name]).parameters
-    return Method(name, needs_draft_model, read_options(text, RECIPES[name]))
+    kinds: dict[str, Kind] = {"draft_model": "draft model", "head": "head"}
+    first = next(iter(inspect.signature(RECIPES[recipe]).parameters), "")
+    in_name = {} if recipe == name else {"depth": int(name.rpartition("-")[2])}
+    options = read_options(text, RECIPES[recipe])
+    return Method(name, recipe, kinds.get(first), in_name | options)
+
+
+def recipe_of(name: str) -> str | None:
+    """The recipe of a method's name without options; None if it is no method's name."""
+    chain = re.fullmatch(r"eagle-chain-[0-9]{1,4}", name)
+    recipe = "eagle-chain-K" if chain else name
+    return recipe if recipe in RECIPES and name != "eagle-chain-K" else None
 
 
 def read_options(text: str, recipe: Callable[..., Any]) -> dict[str, Any]:
@@ -168,19 +197,3 @@ def _option_types(recipe: Callable[..., Any]) -> dict[str, type]:
         for p in inspect.signature(recipe).parameters.values()
         if p.kind is inspect.Parameter.KEYWORD_ONLY
     }
-
-
-def _policy(drafter: Drafter, depth: int | None, tree: str | None) -> Policy:
-    if depth is not None and tree is not None:
-        raise ConfigError(f"depth={depth} and tree={tree!r} both give the shape; leave one out")
-    if tree is not None:
-        return FixedPolicy(tree)
-    return drafter.default_policy if depth is None else FixedPolicy.chain(depth)
-
-
-def _proposal(name: str) -> Proposal:
-    try:
-        return Proposal(name)
-    except ValueError:
-        known = [p.value for p in Proposal]
-        raise ConfigError(f"unknown proposal {name!r}; {suggestion(name, known)}") from None

@@ -13,7 +13,7 @@ from foredraft.errors import ConfigError, suggestion
 
 if TYPE_CHECKING:
     from foredraft.bench.peers import PeerSpec
-    from foredraft.methods import Method
+    from foredraft.methods import Kind, Method
 
 PLAIN = "autoregressive"
 """The method that every other one is checked against and divided by."""
@@ -28,7 +28,8 @@ class BenchPlan:
         model: as in `foredraft.load`.
         suites: names and JSONL files, comma-separated (see `bench/suites.py`).
         methods: recipes and peers, each with its options.
-        drafter: the draft model of every method that needs one; None where none does.
+        drafter: the draft model, or the EAGLE head, of every method that needs one; None where none does,
+            or where what ships for the model is meant.
         limit: questions of each suite at most, spread evenly over its categories; None takes all.
         repeats: how often each prompt is answered by each method.
         max_new_tokens, temperature, top_p, top_k, seed: the request; when sampling, question i of a suite
@@ -37,7 +38,7 @@ class BenchPlan:
 
     Raises:
         ConfigError: a suite, method or option that does not exist, a method named twice, a method that
-            needs a draft model when there is none, or a draft model that no method needs.
+            needs a draft model or a head when there is none, or a drafter that no method needs.
     """
 
     model: str = "smollm2"
@@ -84,17 +85,34 @@ class BenchPlan:
         names = self.methods if PLAIN in self.methods else (PLAIN, *self.methods)
         specs = {name: _read(name) for name in names}
         _refuse_twins(specs)
-        needing = [name for name, spec in specs.items() if spec.needs_draft_model]
-        if needing and self.drafter is None:
-            raise ConfigError(
-                f"method {needing[0]!r} needs a draft model; give one with --drafter, or leave it out"
-            )
-        if self.drafter is not None and not needing:
-            raise ConfigError(
-                f"--drafter {self.drafter} is not used by any of {', '.join(names)}; "
-                "add speculative or hf-assisted, or leave it out"
-            )
+        self._check_drafters(specs)
         return specs
+
+    @property
+    def needed(self) -> frozenset[Kind]:
+        """What the methods draft with."""
+        return frozenset(kind for spec in self.contestants.values() if (kind := _needs(spec)))
+
+    def _check_drafters(self, specs: Mapping[str, Method | PeerSpec]) -> None:
+        """Every method has what it drafts with, and the drafter given is one that some method needs."""
+        from foredraft.engine.drafters import kind_of, shipped_source
+        from foredraft.methods import KINDS, Method
+
+        needs = {name: kind for name, spec in specs.items() if (kind := _needs(spec))}
+        only = next(iter(needs.values())) if len(set(needs.values())) == 1 else None
+        given = None if self.drafter is None else kind_of(self.drafter, only)
+        for name, kind in needs.items():
+            ships = isinstance(specs[name], Method) and shipped_source(self.model, kind)
+            if kind != given and not ships:
+                raise ConfigError(
+                    f"method {name!r} needs {KINDS[kind][0]}; give one with --drafter, or leave it out"
+                )
+        if given is not None and given not in needs.values():
+            users = {"draft model": "speculative or hf-assisted", "head": "eagle2 or eagle"}
+            raise ConfigError(
+                f"--drafter {self.drafter} is not used by any of {', '.join(specs)}; "
+                f"add {users[given]}, or leave it out"
+            )
 
     def as_dict(self) -> dict[str, Any]:
         """What must agree when a run is resumed."""
@@ -137,6 +155,12 @@ def _refuse_twins(specs: Mapping[str, Method | PeerSpec]) -> None:
                 raise ConfigError(f"methods {other!r} and {name!r} are the same; leave one out")
 
 
+def _needs(spec: Method | PeerSpec) -> Kind | None:
+    """What a method or peer drafts with."""
+    needs: Kind | None = getattr(spec, "needs", None)
+    return "draft model" if spec.needs_draft_model else needs
+
+
 def _without_spelling(spec: Method | PeerSpec) -> Any:
     """A method, or a peer by its name and settings: its text is how they were spelt."""
     return (spec.name, getattr(spec, "settings", None) or getattr(spec, "options", None))
@@ -144,13 +168,13 @@ def _without_spelling(spec: Method | PeerSpec) -> Any:
 
 def _read(text: str) -> Method | PeerSpec:
     from foredraft.bench.peers import PEERS, parse_peer  # late: `--help` need not wait for PyTorch
-    from foredraft.methods import RECIPES, parse_method
+    from foredraft.methods import RECIPES, parse_method, recipe_of
 
     name = text.split(":")[0]
     if name in PEERS:
         return parse_peer(text)
-    if name in RECIPES:
+    if recipe_of(name):
         method = parse_method(text)
-        method.check(has_draft_model=method.needs_draft_model)
+        method.check(method.needs)
         return method
     raise ConfigError(f"unknown method {name!r}; {suggestion(name, [*RECIPES, *PEERS])}")

@@ -18,7 +18,10 @@ import torch
 import foredraft
 from foredraft.errors import ConfigError
 
-SAME = ("cpu", "threads", "device", "dtype", "python", "weights", "draft_weights")
+SAME = (
+    *("cpu", "threads", "device", "dtype", "python"),
+    *("weights", "draft_weights", "head_weights"),
+)
 SAMPLE = 16
 SAME_PACKAGES = ("torch", "transformers")
 """What must not change in the middle of a run."""

@@ -94,6 +94,7 @@ class BenchRun:
             models = load_models(
                 self.plan.model,
                 self.plan.drafter,
+                needed=self.plan.needed,
                 dtype=self.plan.dtype,
                 device=self.plan.device,
                 report=self._report,
@@ -114,6 +115,7 @@ class BenchRun:
             "dtype": dtype_of(models.target),
             "weights": weights_digest(getattr(models.target, "model", None)),
             "draft_weights": weights_digest(getattr(models.draft_model, "model", None)),
+            "head_weights": weights_digest(models.head),
         }
         begun = self._begun
         if begun:

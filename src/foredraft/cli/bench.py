@@ -48,7 +48,7 @@ def run(
         ),
     ] = ",".join(_default("methods")),
     drafter: Annotated[
-        str | None, typer.Option(help="The draft model of speculative and hf-assisted.")
+        str | None, typer.Option(help="The draft model of speculative and hf-assisted, or a head.")
     ] = None,
     limit: Annotated[
         int, typer.Option(help="Questions of each suite, spread over its categories; 0 takes all.")

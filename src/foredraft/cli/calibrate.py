@@ -61,7 +61,9 @@ def calibrate(
         check_budget(budget)
         if out is not None:
             check_writable(out)
-        name = _method(drafter)
+        from foredraft.engine.load import best_method
+
+        name = best_method(model, drafter)
         engine = common.load_engine(model, method=name, drafter=drafter, dtype=dtype, device=device)
         table = _measure(engine, name, grid, budget)
         _show(table, model, grid, as_json)
@@ -160,11 +162,6 @@ def _left_out(costs: PassCosts, grid: tuple[Sequence[int], Sequence[int]]) -> li
         if (missing := [number for number in asked if number not in measured])
     ]
     return [f"Left out, for this model's context is too short: {'; '.join(lost)}."] if lost else []
-
-
-def _method(drafter: str | None) -> str:
-    """The recipe whose drafts are priced, as `foredraft.load` would choose it."""
-    return {None: "ngram", "none": "autoregressive", "ngram": "ngram"}.get(drafter, "speculative")
 
 
 def _numbers(name: str, text: str) -> list[int]:

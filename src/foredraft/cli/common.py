@@ -23,12 +23,16 @@ Model = Annotated[str, typer.Option(help="smollm2, a hub id, a folder, or a .ggu
 Method = Annotated[
     str | None, typer.Option(help="Recipe, with options after colons: ngram:depth=10.")
 ]
-Drafter = Annotated[str | None, typer.Option(help="none, ngram, or a draft model.")]
+Drafter = Annotated[
+    str | None, typer.Option(help="none, ngram, a draft model, or an EAGLE head's folder.")
+]
 Tree = Annotated[str | None, typer.Option(help="Children per node and depth, such as 4,2,2.")]
 Verifier = Annotated[str | None, typer.Option(help="exact, rejection, block or traversal.")]
 Proposal = Annotated[
     str | None,
-    typer.Option(help="Draft model's children: coupled, sampled, resampled, deterministic."),
+    typer.Option(
+        help="How a model's drafts are drawn: coupled, sampled, resampled, deterministic."
+    ),
 ]
 PromptText = Annotated[str | None, typer.Option(help="The prompt, or - to read it.")]
 Raw = Annotated[

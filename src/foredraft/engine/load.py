@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,12 @@ from typing import Any
 from foredraft import zoo
 from foredraft.backends.hf import HFTarget
 from foredraft.backends.hf_loading import load_hf
+from foredraft.drafters.eagle.head import EagleHead
 from foredraft.drafters.vocabulary import check_same_vocabulary
+from foredraft.engine.drafters import kind_of, read_head, shipped_source
 from foredraft.engine.engine import Engine
 from foredraft.errors import ConfigError, ModelError
-from foredraft.methods import BEST, Method, parse_method
+from foredraft.methods import BEST, BEST_OF, Kind, Method, parse_method
 from foredraft.protocols import Target
 
 
@@ -42,8 +44,11 @@ def load(
         model: an embedded name (`"smollm2"`), a Hugging Face hub id, a local folder, a `.gguf` file,
             or an already loaded `transformers` model.
         method: a recipe, with options after colons (`"ngram:depth=10"`); None takes the one that the
-            drafter implies, and n-gram drafting when there is no drafter either.
-        drafter: `"none"`, `"ngram"`, or a draft model in any form that `model` takes.
+            drafter implies, or the best there is for the model: a shipped head where there is one, else
+            n-gram drafting.
+        drafter: `"none"`, `"ngram"`, a draft model in any form that `model` takes, or an EAGLE head: its
+            folder, its id on the hub (with a method that needs a head), or an `EagleHead`. None takes
+            what ships for the model, where the method needs something.
         tree: a k-config such as `"4,2,2"`; None takes the method's own shape.
         verifier: `"exact"` (default), `"rejection"`, `"block"` or `"traversal"`.
         proposal: how a draft model's children are chosen: `"coupled"`, `"sampled"`, `"resampled"` or
@@ -62,11 +67,13 @@ def load(
         ConfigError: a name, an option or a combination that cannot work.
         ModelError: a model that cannot be found, read or decoded speculatively.
     """
-    recipe, draft_source = _choose_method(method, drafter)
-    recipe.check(draft_source is not None, tree=tree, verifier=verifier, proposal=proposal)
+    recipe, source = _choose_method(method, drafter, model, tree=tree, verifier=verifier)
+    given = None if source is None else kind_of(source, recipe.needs)
+    recipe.check(given, tree=tree, verifier=verifier, proposal=proposal)
     models = load_models(
         model,
-        draft_source,
+        source,
+        needed=() if recipe.needs is None else (recipe.needs,),
         tokenizer=tokenizer,
         dtype=dtype,
         device=device,
@@ -86,52 +93,102 @@ class Models:
     target: Target
     tokenizer: Any | None
     draft_model: Target | None = None
+    head: EagleHead | None = None
 
     def engine(self, method: Method, **chosen: str | None) -> Engine:
         """An engine for a method; choices and errors as in `Method.check`."""
-        draft_model = self.draft_model if method.needs_draft_model else None
-        parts = method.build(draft_model, **chosen)
+        loaded = {None: None, "draft model": self.draft_model, "head": self.head}
+        parts = method.build(loaded[method.needs], **chosen)
         return Engine(self.target, parts.drafter, parts.policy, parts.verifier, self.tokenizer)
 
 
 def load_models(
     model: str | Path | Any,
-    draft_model: str | Path | Any | None = None,
+    drafter: str | Path | Any | None = None,
     *,
+    needed: Collection[Kind] = (),
     tokenizer: Any | None = None,
     revision: str | None = None,
     force_vocabulary: bool = False,
     report: Callable[[str], None] = lambda message: None,
     **options: Any,
 ) -> Models:
-    """A target and perhaps a draft model. Arguments and errors as in `load`."""
+    """A target, and what its methods draft with.
+
+    Args:
+        model, drafter: as in `load`; a drafter is a draft model or a head.
+        needed: what the methods draft with; what the drafter is not is taken from what ships.
+
+    Other arguments and errors as in `load`.
+    """
+    sources = _sources(model, drafter, needed)
+    draft_model, head = sources.get("draft model"), sources.get("head")
     _refuse_unused(options, revision, model, draft_model, force_vocabulary)
     report(f"loading {_name(model)}")
     target, tokenizer = _load_model(model, tokenizer, report, revision=revision, **options)
+    loaded_head = None
+    if head is not None:
+        report(f"loading head {_name(head)}")
+        loaded_head = read_head(head, target)
     if draft_model is None:
-        return Models(target, tokenizer)
+        return Models(target, tokenizer, head=loaded_head)
     report(f"loading draft model {_name(draft_model)}")
     draft, draft_tokenizer = _load_model(draft_model, None, report, **options)
     if tokenizer is not None and draft_tokenizer is not None and not force_vocabulary:
         check_same_vocabulary(tokenizer, draft_tokenizer)
-    return Models(target, tokenizer, draft)
+    return Models(target, tokenizer, draft, loaded_head)
 
 
-def _choose_method(method: str | None, drafter: Any | None) -> tuple[Method, Any | None]:
-    """The recipe, and the draft model's source if there is one."""
-    implied = {None: BEST, "none": "autoregressive", "ngram": "ngram"}
-    by_name = drafter is None or isinstance(drafter, str)
-    is_model = not (by_name and drafter in implied)
-    if is_model and by_name and (meant := _meant(str(drafter), ("ngram", "none"))):
+def _sources(model: Any, drafter: Any | None, needed: Collection[Kind]) -> dict[Kind, Any]:
+    """Where each kind of drafter comes from: the user, or what ships for the model."""
+    only = next(iter(needed)) if len(needed) == 1 else None
+    sources: dict[Kind, Any] = {} if drafter is None else {kind_of(drafter, only): drafter}
+    for kind in needed:
+        if kind not in sources and (shipped := shipped_source(model, kind)) is not None:
+            sources[kind] = shipped
+    return sources
+
+
+def _choose_method(
+    method: str | None, drafter: Any | None, model: Any, *, tree: str | None, verifier: str | None
+) -> tuple[Method, Any | None]:
+    """The recipe, and the source of what it drafts with if there is one."""
+    if isinstance(drafter, str) and drafter not in NAMED and (meant := _meant(drafter, NAMED)):
         raise ConfigError(f"there is no drafter {drafter!r}; did you mean {meant!r}?")
-    if method is None:
-        method = "speculative" if is_model else implied[drafter]
-    recipe = parse_method(method)
-    if drafter is not None and not is_model and implied[drafter] != recipe.name:
-        raise ConfigError(
-            f"drafter={drafter!r} does not go with method {recipe.name!r}; leave one out"
-        )
-    return recipe, drafter if is_model else None
+    recipe = parse_method(method or best_method(model, drafter, tree=tree, verifier=verifier))
+    if isinstance(drafter, str) and drafter in NAMED:
+        if NAMED[drafter] != recipe.name:
+            raise ConfigError(
+                f"drafter={drafter!r} does not go with method {recipe.name!r}; leave one out"
+            )
+        return recipe, None
+    if drafter is None and recipe.needs is not None:
+        drafter = shipped_source(model, recipe.needs)
+    return recipe, drafter
+
+
+NAMED = {"none": "autoregressive", "ngram": "ngram"}
+"""Drafters that are no model, and their methods."""
+
+
+def best_method(
+    model: Any, drafter: Any | None = None, *, tree: str | None = None, verifier: str | None = None
+) -> str:
+    """The method that `load` takes when none is named: the drafter's, or the best for the model.
+
+    Arguments as in `load`; a tree or a verifier may ask for another method of the same drafter.
+    """
+    if isinstance(drafter, str) and drafter in NAMED:
+        return NAMED[drafter]
+    kind = None if drafter is None else kind_of(drafter)
+    best = BEST if kind is None else BEST_OF[kind]
+    if kind is None and shipped_source(model, "head") is not None:
+        kind, best = "head", zoo.BEST_METHODS.get(model, BEST_OF["head"])
+    if kind == "head" and tree is not None:
+        return "eagle"  # the one whose tree the user gives
+    if kind == "head" and verifier == "block":
+        return "eagle-chain-4"  # which verifies chains alone
+    return best
 
 
 def _load_model(

@@ -1,0 +1,80 @@
+"""What a method drafts with: whether a source is a draft model or a head, and loading heads."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from foredraft import zoo
+from foredraft.backends.hf_loading import hub_reachable
+from foredraft.drafters.eagle.checkpoint import is_head_folder, load_head
+from foredraft.drafters.eagle.head import EagleHead
+from foredraft.drafters.eagle.storage import CONFIG
+from foredraft.errors import ConfigError, ModelError
+from foredraft.methods import Kind
+from foredraft.protocols import Target
+
+HEAD_FILES = ("*.json", "*.safetensors", "*.bin")
+
+
+def kind_of(source: Any, needed: Kind | None = None) -> Kind:
+    """What a drafter given by the user is.
+
+    Args:
+        source: a model or a head, or where one is.
+        needed: what the method needs: so is taken what is not on this machine.
+    """
+    if isinstance(source, EagleHead):
+        return "head"
+    if not isinstance(source, str | Path):
+        return "draft model"
+    path = Path(os.path.expanduser(source))
+    if is_head_folder(path):
+        return "head"
+    is_here = os.path.exists(path)  # False, not an error, where a name is too long for a path
+    return needed if needed == "head" and not is_here else "draft model"
+
+
+def shipped_source(model: Any, kind: Kind) -> Path | None:
+    """The weights of a kind that come with the package for this model; None if there are none."""
+    if not isinstance(model, str):
+        return None
+    if kind == "head":
+        return zoo.shipped_head(model)
+    return zoo.shipped(model, "draft-model")
+
+
+def read_head(source: Any, target: Target) -> EagleHead:
+    """A head for a loaded target, from itself, a folder, or a repository of the hub.
+
+    Raises:
+        ConfigError: the target is no Hugging Face model.
+        ModelError: the head cannot be found, or is not one for this target.
+    """
+    if isinstance(source, EagleHead):
+        return source
+    model = getattr(target, "model", None)
+    if model is None:
+        raise ConfigError(
+            f"an EAGLE head drafts for a Hugging Face model, and the target is {type(target).__name__}"
+        )
+    path = Path(os.path.expanduser(source))
+    return load_head(path if os.path.exists(path) else _fetch(str(source)), model)
+
+
+def _fetch(name: str) -> Path:
+    """The local copy of a head on the hub."""
+    import huggingface_hub
+
+    try:
+        folder = huggingface_hub.snapshot_download(
+            name, allow_patterns=list(HEAD_FILES), local_files_only=not hub_reachable()
+        )
+    except Exception as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise ModelError(
+            f"there is no head at {name!r} ({reason[0]}); give a folder with {CONFIG} and weights, or "
+            "the id of a head on the hub"
+        ) from error
+    return Path(folder)

@@ -1,0 +1,142 @@
+"""The recipes: which drafter, policy and verifier make up each method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from foredraft.drafters.draft_model import DraftModelDrafter
+from foredraft.drafters.eagle.drafter import EagleDrafter
+from foredraft.drafters.eagle.head import EagleHead
+from foredraft.drafters.ngram import NgramDrafter
+from foredraft.errors import ConfigError, suggestion
+from foredraft.policies.dynamic import BudgetPolicy, DynamicTreePolicy
+from foredraft.policies.fixed import FixedPolicy
+from foredraft.policies.static_tree import StaticTreePolicy
+from foredraft.protocols import Drafter, Policy, Target, Verifier
+from foredraft.tree import Proposal
+from foredraft.verifiers import verifier as make_verifier
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a method adds to a target."""
+
+    drafter: Drafter | None
+    policy: Policy | None
+    verifier: Verifier
+
+
+def _autoregressive(*, verifier: str = "exact") -> Parts:
+    """Plain decoding: one token a pass."""
+    return Parts(None, None, make_verifier(verifier))
+
+
+def _ngram(
+    *,
+    depth: int | None = None,
+    tree: str | None = None,
+    min: int = 2,
+    max: int = 5,
+    verifier: str = "exact",
+) -> Parts:
+    """Prompt lookup: copies of what followed the text's last tokens before."""
+    drafter = NgramDrafter(min_match=min, max_match=max)
+    return Parts(drafter, _policy(drafter, depth, tree), make_verifier(verifier))
+
+
+def _speculative(
+    draft_model: Target,
+    *,
+    depth: int | None = None,
+    tree: str | None = None,
+    proposal: str | None = None,
+    verifier: str = "exact",
+) -> Parts:
+    """A chain (or the given tree) of an independent draft model."""
+    drafter = DraftModelDrafter(draft_model, _proposal_for(verifier, proposal))
+    return Parts(drafter, _policy(drafter, depth, tree), make_verifier(verifier))
+
+
+def _eagle_chain(
+    head: EagleHead,
+    depth: int,
+    *,
+    proposal: str | None = None,
+    window: int | None = None,
+    verifier: str = "exact",
+) -> Parts:
+    """A chain of an EAGLE head; `depth` is part of the name."""
+    drafter = _eagle_drafter(head, proposal, window, verifier)
+    return Parts(drafter, FixedPolicy.chain(depth), make_verifier(verifier))
+
+
+def _eagle(
+    head: EagleHead,
+    *,
+    tree: str | None = None,
+    proposal: str | None = None,
+    window: int | None = None,
+    verifier: str = "exact",
+) -> Parts:
+    """The same tree of an EAGLE head in every round: EAGLE-1's of 25 nodes, or a k-config."""
+    policy = StaticTreePolicy() if tree is None else FixedPolicy(tree)
+    drafter = _eagle_drafter(head, proposal, window, verifier)
+    return Parts(drafter, policy, make_verifier(verifier))
+
+
+def _eagle2(
+    head: EagleHead,
+    *,
+    depth: int = 5,
+    nodes: int = 24,
+    top_k: int = 8,
+    proposal: str | None = None,
+    window: int | None = None,
+    verifier: str = "exact",
+) -> Parts:
+    """EAGLE-2's dynamic tree; of sampled children, a tree whose budget is spent before drawing."""
+    drafter = _eagle_drafter(head, proposal, window, verifier)
+    sampled = drafter.proposal in (Proposal.SAMPLED, Proposal.RESAMPLED)
+    policy = (
+        BudgetPolicy(nodes, depth, max_children=top_k)
+        if sampled
+        else DynamicTreePolicy(depth, nodes, top_k)
+    )
+    return Parts(drafter, policy, make_verifier(verifier))
+
+
+def _eagle_drafter(
+    head: EagleHead, proposal: str | None, window: int | None, verifier: str
+) -> EagleDrafter:
+    return EagleDrafter(head, _proposal_for(verifier, proposal), window=window)
+
+
+RECIPES: Mapping[str, Callable[..., Parts]] = {
+    "autoregressive": _autoregressive,
+    "ngram": _ngram,
+    "speculative": _speculative,
+    "eagle-chain-K": _eagle_chain,
+    "eagle": _eagle,
+    "eagle2": _eagle2,
+}
+"""By name; a K is a number that the user writes."""
+
+
+def _policy(drafter: Drafter, depth: int | None, tree: str | None) -> Policy:
+    if depth is not None and tree is not None:
+        raise ConfigError(f"depth={depth} and tree={tree!r} both give the shape; leave one out")
+    if tree is not None:
+        return FixedPolicy(tree)
+    return drafter.default_policy if depth is None else FixedPolicy.chain(depth)
+
+
+def _proposal_for(verifier: str, name: str | None) -> Proposal:
+    """The proposal named, or else what the verifier wants."""
+    if name is None:
+        return Proposal.COUPLED if verifier == "exact" else Proposal.SAMPLED
+    try:
+        return Proposal(name)
+    except ValueError:
+        known = [p.value for p in Proposal]
+        raise ConfigError(f"unknown proposal {name!r}; {suggestion(name, known)}") from None

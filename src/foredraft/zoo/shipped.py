@@ -1,0 +1,30 @@
+"""Trained weights that come with the package, by the model that they draft for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal
+
+ShippedKind = Literal["eagle3", "eagle1", "draft-model"]
+SHIPPED: tuple[ShippedKind, ...] = ("eagle3", "eagle1", "draft-model")
+"""What may ship for a model; heads with the better one first."""
+WEIGHTS = Path(__file__).parent / "weights"
+"""One folder for each model, with one for each kind; each holds config.json and model.safetensors."""
+BEST_METHODS: Mapping[str, str] = MappingProxyType({"smollm2": "eagle2"})
+"""The fastest method of a model with its shipped weights, by measurement."""
+
+
+def shipped(model_name: str, kind: ShippedKind, *, weights: Path = WEIGHTS) -> Path | None:
+    """The folder of the weights that ship for an embedded model; None if there are none of this kind."""
+    folder = weights / model_name / kind
+    return folder if model_name and (folder / "config.json").is_file() else None
+
+
+def shipped_head(model_name: str, *, weights: Path = WEIGHTS) -> Path | None:
+    """The folder of the best head that ships for an embedded model; None without one."""
+    found = (
+        shipped(model_name, kind, weights=weights) for kind in SHIPPED if kind != "draft-model"
+    )
+    return next((folder for folder in found if folder is not None), None)

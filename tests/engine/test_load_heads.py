@@ -1,0 +1,151 @@
+"""From the names of heads to an engine, and what it says where that cannot be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import foredraft
+from foredraft.backends.hf import HFTarget
+from foredraft.drafters.eagle.checkpoint import LAYOUTS, save_head
+from foredraft.drafters.eagle.drafter import EagleDrafter
+from foredraft.drafters.eagle.head import EagleHead
+from foredraft.engine import drafters
+from foredraft.engine.load import best_method, load_models
+from foredraft.errors import ConfigError, ModelError
+from foredraft.methods import parse_method
+from foredraft.policies.dynamic import DynamicTreePolicy
+from foredraft.policies.fixed import FixedPolicy
+from tests.tiny_folders import save_folder
+from tests.tiny_models import tiny_llama
+
+REQUEST: dict[str, Any] = {"max_new_tokens": 12, "ignore_eos": True}
+PROMPT = [5, 9, 7, 5, 9, 7, 11]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    """A model folder."""
+    return str(save_folder(tmp_path / "model"))
+
+
+@pytest.fixture
+def head(model: str, tmp_path: Path) -> str:
+    """The folder of a head for it."""
+    target = foredraft.load(model, drafter="none", dtype="float32").target
+    assert isinstance(target, HFTarget)
+    made = EagleHead.for_target(target.model, 3, draft_ids=torch.arange(0, 80, 2))
+    save_head(made, tmp_path / "head")
+    return str(tmp_path / "head")
+
+
+def test_a_head_folder_implies_its_method(model: str, head: str) -> None:
+    engine = foredraft.load(model, drafter=head, dtype="float32")
+    assert isinstance(engine.drafter, EagleDrafter)
+    assert isinstance(engine.policy, DynamicTreePolicy)
+    assert foredraft.load(model, drafter=Path(head)).policy is not None
+
+
+@pytest.mark.parametrize(
+    "method", ["eagle2", "eagle", "eagle-chain-3", "eagle2:nodes=5:depth=2", "eagle:tree=2,2"]
+)
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_every_head_method_answers_as_plain_decoding(
+    model: str, head: str, method: str, temperature: float
+) -> None:
+    engine = foredraft.load(model, method=method, drafter=head, dtype="float32")
+    request = {**REQUEST, "temperature": temperature, "seed": 3}
+    plain = engine.without_drafts().generate(PROMPT, **request)
+    drafted = engine.generate(PROMPT, **request)
+    assert drafted.token_ids == plain.token_ids
+    assert drafted.stats.drafted_tokens > 0
+
+
+@pytest.mark.parametrize("verifier", ["rejection", "block", "traversal"])
+def test_sampled_drafts_of_a_head_are_verified(model: str, head: str, verifier: str) -> None:
+    engine = foredraft.load(model, drafter=head, verifier=verifier, dtype="float32")
+    result = engine.generate(PROMPT, **REQUEST, temperature=1.0, seed=1)
+    assert len(result.token_ids) == 12
+    assert result.stats.drafted_tokens > 0
+
+
+def test_a_loaded_head_goes_with_a_loaded_model() -> None:
+    model = tiny_llama()
+    head = EagleHead.for_target(model, 1)
+    engine = foredraft.load(model, drafter=head, tree="2,1")
+    assert isinstance(engine.policy, FixedPolicy)
+    assert isinstance(engine.drafter, EagleDrafter)
+    assert engine.drafter.head is head
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_drafts(model: str, tmp_path: Path, layout: Any) -> None:
+    target = foredraft.load(model, drafter="none", dtype="bfloat16").target
+    assert isinstance(target, HFTarget)
+    save_head(EagleHead.for_target(target.model, 1), tmp_path / "head", layout)
+    engine = foredraft.load(model, drafter=str(tmp_path / "head"), dtype="bfloat16")
+    assert len(engine.generate(PROMPT, **REQUEST).token_ids) == 12
+
+
+def test_a_head_of_another_model_is_refused(model: str, tmp_path: Path) -> None:
+    save_head(EagleHead.for_target(tiny_llama(hidden_size=64, vocab_size=268), 1), tmp_path / "other")
+    with pytest.raises(ModelError, match="64"):
+        foredraft.load(model, drafter=str(tmp_path / "other"))
+
+
+def test_a_head_that_is_nowhere_is_refused_without_waiting(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drafters, "hub_reachable", lambda: False)
+    for name in ("./no-such-head", "owner/no-such-head", "x" * 5000):
+        with pytest.raises(ModelError, match="there is no head at"):
+            foredraft.load(model, method="eagle2", drafter=name)
+
+
+def test_what_a_head_does_not_take_is_refused(model: str, head: str) -> None:
+    with pytest.raises(ConfigError, match=r"dtype='float32' cannot be applied"):
+        foredraft.load(tiny_llama(), drafter=head, dtype="float32")
+    with pytest.raises(ConfigError, match="needs a draft model, and the drafter given is an EAGLE"):
+        foredraft.load(model, method="speculative", drafter=head)
+    with pytest.raises(ConfigError, match="and the drafter given is a draft model"):
+        foredraft.load(model, method="eagle2", drafter=model)
+
+
+# --- weights that ship ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shipping(model: str, head: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The model's name, as if the head came with the package."""
+    known = {model: Path(head)}
+    monkeypatch.setattr(drafters.zoo, "shipped_head", known.get)
+    return model
+
+
+def test_a_model_with_a_shipped_head_drafts_with_it(shipping: str) -> None:
+    for choices in ({}, {"method": "eagle2"}, {"method": "eagle-chain-2"}, {"tree": "2,1"}):
+        engine = foredraft.load(shipping, **choices)
+        assert isinstance(engine.drafter, EagleDrafter)
+    assert best_method(shipping) == "eagle2"
+    assert best_method(shipping, verifier="block") == "eagle-chain-4"
+    assert best_method("another") == "ngram"
+
+
+def test_a_drafter_of_the_users_own_goes_before_the_shipped_one(shipping: str) -> None:
+    assert foredraft.load(shipping, drafter="none").drafter is None
+    assert not isinstance(foredraft.load(shipping, drafter="ngram").drafter, EagleDrafter)
+    assert not isinstance(foredraft.load(shipping, method="ngram").drafter, EagleDrafter)
+    own = foredraft.load(shipping, drafter=shipping).drafter
+    assert not isinstance(own, EagleDrafter)
+
+
+def test_models_share_what_their_methods_draft_with(shipping: str) -> None:
+    models = load_models(shipping, shipping, needed=("draft model", "head"))
+    engines = [models.engine(parse_method(name)) for name in ("eagle2", "eagle", "speculative")]
+    assert len({id(engine.target) for engine in engines}) == 1
+    heads = [e.drafter.head for e in engines if isinstance(e.drafter, EagleDrafter)]
+    assert len(heads) == 2
+    assert heads[0] is heads[1]
