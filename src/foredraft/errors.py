@@ -7,6 +7,7 @@ ForedraftError
 ├── ModelError             a model that cannot be found, read or decoded speculatively
 │   └── VocabularyError    a drafter whose token ids do not mean what the target's do
 ├── NumericsError          a model that produced NaN, or no finite logit at all
+├── DataError              a corpus, or a file of prompts or answers, that cannot be read or used
 └── CacheError             a KV cache that did not do what the transaction asked
 ```
 
@@ -45,6 +46,10 @@ class VocabularyError(ModelError):
 
 class NumericsError(ForedraftError):
     """A model produced NaN, or a row without one finite logit."""
+
+
+class DataError(ForedraftError):
+    """A training corpus or a user's data file cannot be read or used."""
 
 
 class CacheError(ForedraftError):

@@ -8,14 +8,17 @@ import os
 import stat
 import tempfile
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from foredraft.errors import ConfigError
 
 
-def write_text(file: Path, text: str) -> None:
-    """Replace a text file at once; a link stays a link.
+@contextmanager
+def replace_with(file: Path) -> Iterator[Path]:
+    """A path to write to inside; what is written there then replaces `file` at once. A link stays a link.
 
     Raises:
         OSError: the disk refused it; what was there is still there, and nothing else is left.
@@ -23,11 +26,17 @@ def write_text(file: Path, text: str) -> None:
     place = Path(os.path.realpath(file))
     partial = place.with_name(f".{uuid.uuid4().hex}.partial")
     try:
-        partial.write_text(text, encoding="utf-8")
+        yield partial
         os.replace(partial, place)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+def write_text(file: Path, text: str) -> None:
+    """Replace a text file at once. Errors as in `replace_with`."""
+    with replace_with(file) as partial:
+        partial.write_text(text, encoding="utf-8")
 
 
 def write_json(file: Path, document: Any) -> None:

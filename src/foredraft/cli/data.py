@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Make and look at corpora to train drafters on.")
 _UNUSED = {
-    "answering": ("max_user_tokens", "more_turns"),
+    "answering": ("openings", "max_user_tokens", "more_turns"),
     "keeping": (
-        *("seed", "batch", "greedy_share", "temperatures", "top_p"),
+        *("openings", "seed", "batch", "greedy_share", "temperatures", "top_p"),
         *("max_user_tokens", "max_reply_tokens", "more_turns"),
     ),
 }
@@ -48,6 +48,10 @@ def generate(
     answers: Annotated[
         str, typer.Option(help="generate has the model reply; keep takes the replies given.")
     ] = "generate",
+    openings: Annotated[
+        str | None,
+        typer.Option(help="How the model's users begin: builtin, none, or a file with one a line."),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Same seed, same corpus. [default: 0]")] = None,
     batch: Annotated[
         int | None, typer.Option(help="Conversations decoded together. [default: 64]")
@@ -76,6 +80,7 @@ def generate(
         chosen = {
             "seed": seed,
             "batch": batch,
+            "openings": openings,
             "greedy_share": greedy_share,
             "temperatures": _numbers(temperatures),
             "top_p": top_p,
@@ -123,7 +128,7 @@ def _plan(
             option = f"--{name.replace('_', '-')}"
             given = "replies" if mode == "keeping" else "prompts"
             raise ConfigError(f"{option} has no meaning when {given} are given; leave it out")
-    own = {name: chosen.pop(name) for name in ("seed", "batch") if name in chosen}
+    own = {name: chosen.pop(name) for name in ("seed", "batch", "openings") if name in chosen}
     return DataPlan(
         num_tokens=tokens, prompts=prompts, answers=answers, mixture=Mixture(**chosen), **own
     )

@@ -22,6 +22,7 @@ from foredraft.errors import ConfigError, DataError
 from foredraft.train.answering import Keeper, Prompter
 from foredraft.train.corpus import CorpusWriter
 from foredraft.train.generation import ScriptsOf, generate_corpus
+from foredraft.train.openings import BUILTIN, read_openings
 from foredraft.train.scripts import Mixture, conversation
 from foredraft.train.sources import Source, open_source
 from foredraft.train.templates import ChatFrame, chat_frame, reply_frame
@@ -30,6 +31,7 @@ ANSWERS = ("generate", "keep")
 TOKENIZER = "tokenizer"
 """Folder beside the shards: the tokenizer, so that a corpus can be read without its model."""
 LOCK = ".lock"
+BATCHES_A_SHARD = 8
 _SAMPLED_VALUES = 64
 """Values of each weight that go into a model's digest."""
 Report = Callable[[int], None]
@@ -48,12 +50,19 @@ class DataPlan:
     seed: int = 0
     """Same seed, same corpus."""
     batch: int = 64
-    """Conversations that are decoded together, and that one shard holds."""
+    """Conversations that are decoded together."""
+    openings: str = BUILTIN
+    """How users begin who are written by the model: "builtin", "none", or a file with one a line."""
     prompts: str | None = None
     """A JSONL file or the name of a data set; None has the model write prompts."""
     answers: str = "generate"
     """"generate" has the model reply; "keep" takes the replies that are given."""
     mixture: Mixture = field(default_factory=Mixture)
+
+    @property
+    def shard(self) -> int:
+        """Conversations of a shard: what a kill can lose."""
+        return self.batch * BATCHES_A_SHARD
 
     def __post_init__(self) -> None:
         if self.answers not in ANSWERS:
@@ -118,6 +127,11 @@ def make_corpus(
     source = None if plan.prompts is None else open_source(plan.prompts)
     keeps = plan.answers == "keep"
     _check_context(plan, model)
+    if source is None:
+        openings = read_openings(plan.openings, tokenizer)
+        plan = dataclasses.replace(
+            plan, mixture=dataclasses.replace(plan.mixture, openings=openings)
+        )
     frame = _frame(model, tokenizer, source)
     facts = _facts(plan, model, tokenizer, name, frame, source)
     with _in_use(folder):
@@ -130,7 +144,7 @@ def make_corpus(
             keeper.write(writer, plan.num_tokens, report)
         else:
             scripts = _scripts(plan, tokenizer, frame, source)
-            generate_corpus(model, scripts, writer, plan.num_tokens, report)
+            generate_corpus(model, scripts, writer, plan.num_tokens, plan.batch, report)
     _check_outcome(writer.manifest, source)
     return writer.manifest
 
@@ -158,10 +172,10 @@ def _check_context(plan: DataPlan, model: Any) -> None:
 
 def _scripts(plan: DataPlan, tokenizer: Any, frame: ChatFrame, source: Source | None) -> ScriptsOf:
     if source is not None:
-        return Prompter(tokenizer, source, frame, plan.mixture, plan.seed, plan.batch)
-    return lambda batch: [
-        conversation(frame, plan.mixture, plan.seed, batch * plan.batch + row)
-        for row in range(plan.batch)
+        return Prompter(tokenizer, source, frame, plan.mixture, plan.seed, plan.shard)
+    return lambda shard: [
+        conversation(frame, plan.mixture, plan.seed, number)
+        for number in range(shard * plan.shard, (shard + 1) * plan.shard)
     ]
 
 

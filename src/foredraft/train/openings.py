@@ -1,0 +1,102 @@
+"""How users may begin, so that a small model's own prompts are not all of one kind.
+
+Left alone, a model writes the prompts that it saw most of; a few first words lead it to code, sums,
+questions of fact and texts to work on as well. The rest of each prompt is the model's.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from foredraft.errors import DataError
+
+BUILTIN, NONE = "builtin", "none"
+LEFT_ALONE = 0.4
+"""Share of conversations that begin with nothing but the model's own words."""
+
+OPENINGS = (
+    "Write a Python function",
+    "Complete the following Python code:\n\ndef ",
+    "def ",
+    "from typing import List\n\n\ndef ",
+    "What does this code do?\n\n```python\n",
+    "Write a SQL query",
+    "Explain how to",
+    "Explain the difference between",
+    "What is",
+    "Who was",
+    "When did",
+    "Where is",
+    "Why do",
+    "How many",
+    "How does",
+    "Which",
+    "what is the name of",
+    "who wrote",
+    "when was",
+    "Is it true that",
+    "Summarize the following article.\n\n",
+    "Summarize this text in three sentences:\n\n",
+    "Here is a news story. Give its main points.\n\n",
+    "Read the passage and answer the question.\n\nPassage:",
+    "Rewrite this sentence",
+    "Correct the grammar of",
+    "Translate",
+    "Give three examples of",
+    "List",
+    "Name",
+    "Suggest",
+    "Describe",
+    "Compare",
+    "Classify",
+    "Create",
+    "Generate",
+    "Design",
+    "Edit the following paragraph",
+    "Write a short story about",
+    "Write a poem",
+    "Write an email",
+    "Write a blog post about",
+    "Imagine you are",
+    "Pretend to be",
+    "Solve",
+    "A shop sells",
+    "Tom has",
+    "If a train",
+    "A farmer has 24",
+    "Find the value of",
+    "Given the",
+    "Identify",
+    "Provide",
+    "Discuss",
+    "Should",
+    "Could you",
+)
+
+
+def read_openings(name: str, tokenizer: Any) -> tuple[tuple[int, ...], ...]:
+    """Token ids of openings, the empty one as often as `LEFT_ALONE` asks.
+
+    Args:
+        name: "builtin", "none", or a text file with one opening a line.
+
+    Raises:
+        DataError: there is no such file, or it holds nothing.
+    """
+    if name == NONE:
+        return ((),)
+    texts = OPENINGS if name == BUILTIN else _lines(Path(name))
+    written = [tuple(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]
+    alone = round(len(written) * LEFT_ALONE / (1 - LEFT_ALONE))
+    return (*[()] * alone, *written)
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, ValueError) as error:
+        raise DataError(f"{file} cannot be read ({error}); give a text file of openings") from error
+    if not lines:
+        raise DataError(f"{file} holds no opening; write one a line, or give 'none'")
+    return lines

@@ -1,0 +1,195 @@
+"""What a conversation is made of, token by token: which tokens are given and which the model draws.
+
+A script is a generator: it yields a `Given` token or a `Draw`, is sent the token that stands there, and
+returns the finished `Sample`, or None for a conversation of no use. Every choice in it hangs on the seed
+and the conversation's own number, so it does not matter which conversations share a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from foredraft.results import LOOP_NGRAM
+from foredraft.train.corpus import Sample
+from foredraft.train.templates import ChatFrame
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A token that the template or the user's data sets."""
+
+    token_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """A token that the model chooses.
+
+    Attributes:
+        temperature: 0 takes the most likely token.
+        top_p: nucleus.
+        uniform: in [0, 1): the random number that picks from the sorted nucleus.
+    """
+
+    temperature: float
+    top_p: float = 1.0
+    uniform: float = 0.0
+
+
+Script = Generator[Given | Draw, int, Sample | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """How conversations are drawn.
+
+    Attributes:
+        greedy_share: share of conversations whose replies are greedy; the others take a temperature.
+        temperatures: of the other replies, chosen evenly.
+        top_p: nucleus of everything that is sampled.
+        max_user_tokens, max_reply_tokens: a user's text that is longer ends the conversation before the
+            reply; a reply that is longer is cut and ends it.
+        max_length: tokens of a whole conversation.
+        turns: probability of going on with another question after each reply.
+        max_looping: a reply ends after so many tokens within a repetition of itself.
+        openings: how users may begin, as token ids; the empty one leaves everything to the model.
+    """
+
+    greedy_share: float = 0.6
+    temperatures: tuple[float, ...] = (0.7, 1.0)
+    top_p: float = 0.95
+    max_user_tokens: int = 160
+    max_reply_tokens: int = 256
+    max_length: int = 768
+    more_turns: float = 0.35
+    max_looping: int = 48
+    openings: tuple[tuple[int, ...], ...] = field(default=((),), repr=False)
+
+
+@dataclass(slots=True)
+class _Writing:
+    """The conversation so far."""
+
+    token_ids: list[int] = field(default_factory=list)
+    spans: list[tuple[int, int]] = field(default_factory=list)
+
+    def give(self, tokens: Sequence[int]) -> Generator[Given | Draw, int, None]:
+        for token in tokens:
+            yield Given(token)
+            self.token_ids.append(token)
+
+    def sample(self) -> Sample:
+        return Sample(np.array(self.token_ids, np.int64), tuple(self.spans))
+
+
+def conversation(frame: ChatFrame, mixture: Mixture, seed: int, number: int) -> Script:
+    """A conversation that the model writes whole: the user's words and the replies."""
+    random = np.random.default_rng([seed, number])
+    temperature = _reply_temperature(mixture, random)
+    writing = _Writing()
+    yield from writing.give(frame.user_opening)
+    opening = mixture.openings[random.integers(len(mixture.openings))]
+    yield from writing.give(opening)
+    while True:
+        question = yield from _question(writing, frame, mixture, random, empty=not opening)
+        if not question:
+            break
+        yield from writing.give(question)
+        ended = yield from _reply(writing, frame, mixture, temperature, random)
+        room = mixture.max_length - len(writing.token_ids) > len(frame.next_user) + 16
+        if not ended or not room or random.random() >= mixture.more_turns:
+            break
+        yield from writing.give(frame.next_user)
+        opening = ()
+    return writing.sample() if writing.spans else None
+
+
+def answers(
+    frame: ChatFrame, prompts: Sequence[Sequence[int]], mixture: Mixture, seed: int, number: int
+) -> Script:
+    """Replies to a user's turns, given as token ids ready for the model: the first with the opening and the
+    start of the reply, each later one from behind the end of the reply before."""
+    random = np.random.default_rng([seed, number])
+    temperature = _reply_temperature(mixture, random)
+    writing = _Writing()
+    for prompt in prompts:
+        if len(writing.token_ids) + len(prompt) >= mixture.max_length:
+            break
+        yield from writing.give(prompt)
+        ended = yield from _reply(writing, frame, mixture, temperature, random)
+        if not ended:
+            break
+    return writing.sample() if writing.spans else None
+
+
+def _reply_temperature(mixture: Mixture, random: np.random.Generator) -> float:
+    if random.random() < mixture.greedy_share:
+        return 0.0
+    return float(random.choice(mixture.temperatures))
+
+
+def _question(
+    writing: _Writing,
+    frame: ChatFrame,
+    mixture: Mixture,
+    random: np.random.Generator,
+    *,
+    empty: bool,
+) -> Generator[Given | Draw, int, list[int]]:
+    """Draw the user's text, of which nothing stands there yet if `empty`.
+
+    Returns what leads from it to the reply, or nothing if the text is empty or does not end.
+    """
+    start = len(writing.token_ids)
+    room = min(mixture.max_user_tokens, mixture.max_length - start - len(frame.between) - 1)
+    for _ in range(room):
+        token = yield Draw(1.0, mixture.top_p, random.random())
+        if token in frame.user_end_ids:
+            written = writing.token_ids[start:]
+            kept = len(frame.user_text([*written, token]))
+            # What `between` begins with may have been written already; the caches hold it.
+            return frame.between[len(written) - kept :] if kept or not empty else []
+        writing.token_ids.append(token)
+    return []
+
+
+def _reply(
+    writing: _Writing,
+    frame: ChatFrame,
+    mixture: Mixture,
+    temperature: float,
+    random: np.random.Generator,
+) -> Generator[Given | Draw, int, bool]:
+    """Draw a reply; returns whether it ended by itself."""
+    first = len(writing.token_ids)
+    loops = _LoopWatch()
+    ended = False
+    for _ in range(min(mixture.max_reply_tokens, mixture.max_length - first)):
+        uniform = random.random() if temperature else 0.0
+        token = yield Draw(temperature, mixture.top_p, uniform)
+        writing.token_ids.append(token)
+        ended = token in frame.assistant_end_ids
+        if ended or loops.looping(token) >= mixture.max_looping:
+            break
+    if len(writing.token_ids) > first:
+        writing.spans.append((first, len(writing.token_ids)))
+    return ended
+
+
+class _LoopWatch:
+    """Counts tokens in a row that repeat an earlier 8-gram of the reply."""
+
+    def __init__(self) -> None:
+        self._tokens: list[int] = []
+        self._seen: set[tuple[int, ...]] = set()
+        self._count = 0
+
+    def looping(self, token: int) -> int:
+        self._tokens.append(token)
+        gram = tuple(self._tokens[-LOOP_NGRAM:])
+        self._count = self._count + 1 if gram in self._seen else 0
+        self._seen.add(gram)
+        return self._count
