@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from foredraft.costs import BUDGET_S, CONTEXTS, NODES, CostTable, DraftCosts, check_budget
+from foredraft.drafters.eagle.drafter import EagleDrafter
+from foredraft.drafters.eagle.passes import HeadPasses
 from foredraft.engine.engine import Engine
 from foredraft.engine.host_costs import draft_host_s, drafted_rounds, host_s, plain_rounds
 from foredraft.engine.pass_costs import QUANTILE, PassTimes, Report, time_passes
@@ -30,7 +32,7 @@ def calibrate(
     """The cost table of a target and of the methods that draft for it.
 
     Args:
-        target: measured once, as is every distinct draft model.
+        target: measured once, as is every distinct draft model and head.
         engines: methods by name; each has this target. One without a drafter has no entry in the table.
         nodes, contexts: as in `measure_passes`.
         budget_s: seconds for all of it together.
@@ -43,7 +45,7 @@ def calibrate(
     _check_targets(target, engines)
     drafting = {name: engine for name, engine in engines.items() if engine.drafter is not None}
     models = [target, *filter(None, map(draft_model, drafting.values()))]
-    distinct = {id(model): model for model in models}
+    distinct = {_identity(model): model for model in models}
     share_s = budget_s * (1 - DECODE_SHARE) / len(distinct)
     times = {
         key: time_passes(model, nodes, contexts, share_s, report=report)
@@ -56,17 +58,26 @@ def calibrate(
     drafts = {}
     for name, engine in drafting.items():
         report(f"timing drafts of {name}")
-        own_passes = passes.get(id(draft_model(engine)))
+        own_passes = passes.get(_identity(draft_model(engine)))
         drafts[name] = DraftCosts(
             draft_host_s(drafted_rounds(engine, share_s), own_passes), own_passes
         )
-    return CostTable(passes[id(target)], host_s(plain), drafts, _provenance(times[id(target)]))
+    return CostTable(
+        passes[_identity(target)], host_s(plain), drafts, _provenance(times[_identity(target)])
+    )
 
 
 def draft_model(engine: Engine) -> Target | None:
-    """The model whose passes are the engine's draft levels: its drafter's `model`, if there is one."""
+    """The model whose passes are the engine's draft levels: its drafter's `model`, or its head."""
+    if isinstance(engine.drafter, EagleDrafter):
+        return HeadPasses(engine.drafter.head, engine.drafter.window)
     model = getattr(engine.drafter, "model", None)
     return model if isinstance(model, Target) else None
+
+
+def _identity(model: Target | None) -> Hashable:
+    """The same for models whose passes are the same."""
+    return model if isinstance(model, HeadPasses) else id(model)
 
 
 def _provenance(times: PassTimes) -> dict[str, Any]:
