@@ -60,7 +60,8 @@ def own_draft_model(name: str, shared: Shared) -> Any:
 
     Raises:
         ConfigError: there is none.
-        ModelError: it is the target itself, whose passes could then not be told from drafting.
+        ModelError: it is the target itself, whose passes could then not be told from drafting; or its
+            head has fewer tokens than it reads, which only our own drafter knows.
     """
     if shared.draft_model is None:
         raise ConfigError(f"method {name!r} needs a draft model; name one with --drafter MODEL")
@@ -68,6 +69,9 @@ def own_draft_model(name: str, shared: Shared) -> Any:
         raise ModelError(
             "the draft model is the target itself; load it a second time, or give another"
         )
+    ends = shared.draft_model.get_input_embeddings(), shared.draft_model.get_output_embeddings()
+    if ends[0].weight.shape[0] != ends[1].weight.shape[0]:
+        raise ModelError("the draft model has a reduced vocabulary, which only foredraft reads")
     return shared.draft_model
 
 
