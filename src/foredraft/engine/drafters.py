@@ -11,6 +11,8 @@ from foredraft.backends.hf_loading import hub_reachable
 from foredraft.drafters.eagle.checkpoint import is_head_folder, load_head
 from foredraft.drafters.eagle.head import EagleHead
 from foredraft.drafters.eagle.storage import CONFIG
+from foredraft.drafters.student import Student
+from foredraft.drafters.student_files import is_student_folder, load_student
 from foredraft.errors import ConfigError, ModelError
 from foredraft.methods import Kind
 from foredraft.protocols import Target
@@ -61,6 +63,27 @@ def read_head(source: Any, target: Target) -> EagleHead:
         )
     path = Path(os.path.expanduser(source))
     return load_head(path if os.path.exists(path) else _fetch(str(source)), model)
+
+
+def is_student(source: Any) -> bool:
+    """Whether a draft model is one that was cut from its target, in a folder of `foredraft train`."""
+    return isinstance(source, str | Path) and is_student_folder(os.path.expanduser(source))
+
+
+def read_student(source: str | Path, target: Target, tokenizer: Any | None) -> Student:
+    """A draft model that was cut from this target, from its folder.
+
+    Raises:
+        ConfigError: the target is no Hugging Face model.
+        ModelError: the folder cannot be read, or belongs to another target.
+    """
+    model = getattr(target, "model", None)
+    if model is None:
+        raise ConfigError(
+            f"the draft model at {str(source)!r} needs the Hugging Face model that it was cut from, and "
+            f"the target is {type(target).__name__}"
+        )
+    return Student(load_student(os.path.expanduser(source), model), tokenizer)
 
 
 def _fetch(name: str) -> Path:

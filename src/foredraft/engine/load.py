@@ -14,7 +14,13 @@ from foredraft.backends.hf import HFTarget
 from foredraft.backends.hf_loading import load_hf
 from foredraft.drafters.eagle.head import EagleHead
 from foredraft.drafters.vocabulary import check_same_vocabulary
-from foredraft.engine.drafters import kind_of, read_head, shipped_source
+from foredraft.engine.drafters import (
+    is_student,
+    kind_of,
+    read_head,
+    read_student,
+    shipped_source,
+)
 from foredraft.engine.engine import Engine
 from foredraft.errors import ConfigError, ModelError
 from foredraft.methods import BEST, BEST_OF, Kind, Method, parse_method
@@ -46,9 +52,9 @@ def load(
         method: a recipe, with options after colons (`"ngram:depth=10"`); None takes the one that the
             drafter implies, or the best there is for the model: a shipped head where there is one, else
             n-gram drafting.
-        drafter: `"none"`, `"ngram"`, a draft model in any form that `model` takes, or an EAGLE head: its
-            folder, its id on the hub (with a method that needs a head), or an `EagleHead`. None takes
-            what ships for the model, where the method needs something.
+        drafter: `"none"`, `"ngram"`, a draft model in any form that `model` takes or as `foredraft train`
+            wrote it, or an EAGLE head: its folder, its id on the hub (with a method that needs a head),
+            or an `EagleHead`. None takes what ships for the model, where the method needs something.
         tree: a k-config such as `"4,2,2"`; None takes the method's own shape.
         verifier: `"exact"` (default), `"rejection"`, `"block"` or `"traversal"`.
         proposal: how a draft model's children are chosen: `"coupled"`, `"sampled"`, `"resampled"` or
@@ -133,6 +139,8 @@ def load_models(
     if draft_model is None:
         return Models(target, tokenizer, head=loaded_head)
     report(f"loading draft model {_name(draft_model)}")
+    if is_student(draft_model):
+        return Models(target, tokenizer, read_student(draft_model, target, tokenizer), loaded_head)
     draft, draft_tokenizer = _load_model(draft_model, None, report, **options)
     if tokenizer is not None and draft_tokenizer is not None and not force_vocabulary:
         check_same_vocabulary(tokenizer, draft_tokenizer)
@@ -228,7 +236,8 @@ def _refuse_unused(
     """An already loaded model has its dtype and device: nothing given for them may be ignored."""
     if force_vocabulary and draft_source is None:
         raise ConfigError("force_vocabulary=True is for a draft model; leave it out, or give one")
-    unused = {} if _is_name(model) or _is_name(draft_source) else dict(options)
+    reads = _is_name(draft_source) and not is_student(draft_source)  # a student is as its target
+    unused = {} if _is_name(model) or reads else dict(options)
     if not _is_name(model):
         unused["revision"] = revision
     elif revision is not None and zoo.is_embedded(str(model)):

@@ -54,7 +54,8 @@ def _speculative(
     verifier: str = "exact",
 ) -> Parts:
     """A chain (or the given tree) of an independent draft model."""
-    drafter = DraftModelDrafter(draft_model, _proposal_for(verifier, proposal))
+    target_ids = getattr(draft_model, "target_ids", None)  # of a student with a reduced head
+    drafter = DraftModelDrafter(draft_model, _proposal_for(verifier, proposal), target_ids)
     return Parts(drafter, _policy(drafter, depth, tree), make_verifier(verifier))
 
 
