@@ -1,0 +1,107 @@
+"""Soft cross-entropy of a reduced vocabulary, with its gradient computed in the forward pass.
+
+The logits [N, Vd] are by far the largest tensor of a training step. They are made once, turned into their
+own gradient in place, chunk by chunk while they are in the cache, and never kept for autograd.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+CHUNK_ROWS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class SoftLoss:
+    """What `soft_cross_entropy` gives.
+
+    Attributes:
+        loss: scalar: sum over rows of weight * cross-entropy; it has a gradient.
+        hits: bool [N], whether the best token is the teacher's best.
+    """
+
+    loss: Tensor
+    hits: Tensor
+
+
+def soft_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    teacher: Tensor,
+    row_weights: Tensor,
+    bias: Tensor | None = None,
+) -> SoftLoss:
+    """-sum_n row_weights[n] sum_v softmax(teacher[n])[v] log softmax(hidden[n] @ weight.T)[v].
+
+    Args:
+        hidden: [N, h] what the language-model head reads; gets a gradient.
+        weight: [Vd, h] its rows; get a gradient if they require one.
+        teacher: [N, Vd] the target's logits for the same tokens; no gradient.
+        row_weights: float [N].
+        bias: [Vd] of the head, without a gradient.
+
+    Products are taken in the dtype of autocast, where it is on; sums and exponentials in float32.
+    """
+    loss, hits = _SoftCrossEntropy.apply(hidden, weight, teacher, row_weights, bias)  # type: ignore[no-untyped-call]
+    return SoftLoss(loss, hits)
+
+
+def teacher_logits(states: Tensor, weight: Tensor) -> Tensor:
+    """The target's logits [.., Vd] for chosen tokens alone: final hidden states [.., h] times rows [Vd, h]."""
+    with torch.no_grad():
+        return F.linear(states.to(weight.dtype), weight)
+
+
+class _SoftCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        teacher: Tensor,
+        row_weights: Tensor,
+        bias: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        kind = hidden.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+        rows, columns = hidden.detach().to(dtype), weight.detach().to(dtype)
+        logits = F.linear(rows, columns, None if bias is None else bias.to(dtype))
+        loss, hits = _to_gradient(logits, teacher, row_weights)
+        ctx.dtypes = hidden.dtype, weight.dtype
+        ctx.hidden_gradient = logits @ columns if ctx.needs_input_grad[0] else None
+        ctx.weight_gradient = logits.T @ rows if ctx.needs_input_grad[1] else None
+        ctx.mark_non_differentiable(hits)
+        return loss, hits
+
+    @staticmethod
+    def backward(ctx: Any, scale: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight = ctx.hidden_gradient, ctx.weight_gradient
+        return (
+            None if hidden is None else hidden.to(ctx.dtypes[0]) * scale,
+            None if weight is None else weight.to(ctx.dtypes[1]) * scale,
+            None,
+            None,
+            None,
+        )
+
+
+def _to_gradient(logits: Tensor, teacher: Tensor, row_weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Overwrite logits [N, Vd] with the loss's gradient; returns the loss and the hits [N]."""
+    losses, hits = [], []
+    for rows in range(0, len(logits), CHUNK_ROWS):
+        part = slice(rows, rows + CHUNK_ROWS)
+        scores, taught = logits[part].float(), teacher[part].float()
+        hits.append(scores.max(-1).indices == taught.max(-1).indices)
+        taught = taught.softmax(-1)
+        log_probs = scores.log_softmax(-1)
+        losses.append(-(taught * log_probs).sum(-1) * row_weights[part])
+        gradient = log_probs.exp_().sub_(taught).mul_(row_weights[part, None])
+        logits[part] = gradient
+    if not losses:
+        return logits.new_zeros((), dtype=torch.float32), torch.zeros(0, dtype=torch.bool)
+    return torch.cat(losses).sum(), torch.cat(hits)
