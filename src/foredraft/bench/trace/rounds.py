@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
-from foredraft.bench.trace.watch import Sighting
+from foredraft.bench.trace.watch import DraftLevel, Sighting
 from foredraft.results import Step
 
 TokenKind = Literal["accepted", "recovered", "bonus", "plain"]
@@ -113,19 +113,41 @@ def _target_probs(seen: Sighting, scale: float) -> list[float | None]:
 def _draft_probs(seen: Sighting, scale: float) -> list[float | None]:
     """[N] None where the drafter told no law."""
     probs: list[float | None] = [None] * len(seen.token_ids)
+    if scale == 1.0:
+        probs = _scored_probs(seen)
     for level in seen.levels:
         row_of = {node: row for row, node in enumerate(level.nodes)}
-        num_tokens = level.log_probs.shape[-1]
+        column_of = _columns(level)
         children = [
             node
             for node, parent in enumerate(seen.parents)
-            if parent in row_of and seen.token_ids[node] < num_tokens
+            if parent in row_of and column_of(seen.token_ids[node]) is not None
         ]
         rows = level.log_probs[[row_of[seen.parents[node]] for node in children]]
-        tokens = [seen.token_ids[node] for node in children]
-        for node, q in zip(children, _probs(rows, tokens, scale), strict=True):
+        columns = [column_of(seen.token_ids[node]) or 0 for node in children]
+        for node, q in zip(children, _probs(rows, columns, scale), strict=True):
             probs[node] = q
     return probs
+
+
+def _scored_probs(seen: Sighting) -> list[float | None]:
+    """[N] by the scores of a node's path and of its parent's, which hold before temperature."""
+    scores = seen.scores
+    return [
+        _rounded(math.exp(scores[node] - scores[parent]))
+        if node in scores and parent in scores
+        else None
+        for node, parent in enumerate(seen.parents)
+    ]
+
+
+def _columns(level: DraftLevel) -> Callable[[int], int | None]:
+    """The column of a token in a level's laws; None where they have none for it."""
+    if level.column_ids is None:
+        count = level.log_probs.shape[-1]
+        return lambda token: token if token < count else None
+    columns = {token: column for column, token in enumerate(level.column_ids.tolist())}
+    return columns.get
 
 
 def _probs(logits: Tensor, token_ids: Sequence[int], scale: float) -> list[float | None]:
@@ -133,11 +155,15 @@ def _probs(logits: Tensor, token_ids: Sequence[int], scale: float) -> list[float
 
     Args:
         logits: [R, V], or log-probabilities.
-        token_ids: [R].
+        token_ids: [R], or columns of reduced laws.
         scale: the temperature.
     """
     scores = logits.double() if logits.dtype == torch.float64 else logits.float()
     scores = scores / scale
     chosen = scores.gather(-1, torch.tensor(token_ids, device=logits.device)[:, None])[:, 0]
     values = (chosen - scores.logsumexp(-1)).exp().tolist()
-    return [float(f"{v:.{DIGITS}g}") if math.isfinite(v) else None for v in values]
+    return [_rounded(value) for value in values]
+
+
+def _rounded(value: float) -> float | None:
+    return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None

@@ -3,25 +3,31 @@
 The target and the policy of an engine are wrapped. They pass everything on and keep references to what
 went through their hands: no pass is added, no noise is drawn, and nothing is computed while the clock
 of a round runs, except the drafter's law of a level that has been drawn from.
+
+Where drafts are selected from candidates, or a level has nodes that get no children, reading its laws
+would make its pass larger. Then the scores of paths stand in, which the drafter has anyway.
 """
 
 from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
 from foredraft.engine.engine import Engine
 from foredraft.protocols import (
     DraftLimits,
+    FeatureState,
+    FeatureTarget,
     Frontier,
     ModelState,
     Policy,
     PolicyState,
     RoundOutcome,
+    SelectingState,
     Target,
 )
 
@@ -32,7 +38,9 @@ class DraftLevel:
 
     nodes: tuple[int, ...]
     log_probs: Tensor
-    """[F, V'], as `Frontier.log_probs` gave them."""
+    """[F, C], as `Frontier.log_probs` gave them."""
+    column_ids: Tensor | None = None
+    """int64 [C], increasing: the token of each column; None where column i is token i."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +56,8 @@ class Sighting:
     """Nodes that were committed, root first."""
     levels: tuple[DraftLevel, ...]
     """The levels whose law the drafter told; none from drafters without one."""
+    scores: Mapping[int, float] = field(default_factory=dict)
+    """log q of the path to a node, before temperature, where it is known."""
 
 
 class Watch:
@@ -59,19 +69,22 @@ class Watch:
         self.logits: Tensor | None = None
         self.path: tuple[int, ...] = ()
         self.levels: list[DraftLevel] = []
+        self.scores: dict[int, float] = {}
 
     def take(self) -> Sighting:
         """The round that has just ended; called once after each step of the stream."""
         assert self.logits is not None, "no round has ended"
-        seen = Sighting(self.token_ids, self.parents, self.logits, self.path, tuple(self.levels))
-        self.logits, self.levels = None, []
+        levels, scores = tuple(self.levels), dict(self.scores)
+        seen = Sighting(self.token_ids, self.parents, self.logits, self.path, levels, scores)
+        self.logits, self.levels, self.scores = None, [], {}
         return seen
 
 
 def watched(engine: Engine, watch: Watch) -> Engine:
     """The same engine for one request, seen by `watch`: same tokens, same verdicts, same passes."""
     policy = None if engine.policy is None else WatchedPolicy(engine.policy, watch)
-    target = WatchedTarget(engine.target, watch)
+    shows_features = isinstance(engine.target, FeatureTarget)
+    target = (WatchedFeatureTarget if shows_features else WatchedTarget)(engine.target, watch)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # `engine` gave the same ones when it was built
         return Engine(target, engine.drafter, policy, engine.verifier, engine.tokenizer)
@@ -93,6 +106,15 @@ class WatchedTarget:
     def synchronize(self) -> None:
         """As the target does."""
         self._target.synchronize()
+
+
+class WatchedFeatureTarget(WatchedTarget):
+    """A `FeatureTarget` that shows its passes."""
+
+    def start_tapped(self, capacity: int, taps: Sequence[int]) -> WatchedFeatureState:
+        """The target's own state, watched."""
+        assert isinstance(self._target, FeatureTarget)
+        return WatchedFeatureState(self._target.start_tapped(capacity, taps), self._watch)
 
 
 class WatchedState:
@@ -127,6 +149,14 @@ class WatchedState:
         self._state.close()
 
 
+class WatchedFeatureState(WatchedState):
+    """A `FeatureState` that shows what it scores and commits."""
+
+    def __init__(self, state: FeatureState, watch: Watch) -> None:
+        super().__init__(state, watch)
+        self.take_features = state.take_features
+
+
 class WatchedPolicy:
     """A `Policy` that shows the drafter's laws."""
 
@@ -136,14 +166,18 @@ class WatchedPolicy:
 
     def start(self) -> WatchedPolicyState:
         """The policy's own state, watched."""
-        return WatchedPolicyState(self._policy.start(), self._watch)
+        state = self._policy.start()
+        if isinstance(state, SelectingState):
+            return WatchedSelectingState(state, self._watch)
+        return WatchedPolicyState(state, self._watch)
 
 
 class WatchedPolicyState:
-    """A `PolicyState` that reads the law of a level when children are sure to be drawn from it.
+    """A `PolicyState` that reads the law of a level when children are sure to be drawn from all of it.
 
-    The draft pass of such a level is made in any case. Of a level that the policy ends, or that finds
-    no room left in the draft, the law is not read, since that pass may be saved.
+    The draft pass of such a level is made in any case. Of a level that the policy ends, that finds no
+    room left in the draft, or of which some nodes get no children, the law is not read, since that pass
+    may be saved or be smaller; of its nodes the scores are kept.
     """
 
     def __init__(self, policy: PolicyState, watch: Watch) -> None:
@@ -153,7 +187,7 @@ class WatchedPolicyState:
     def plan(self, limits: DraftLimits) -> DraftLimits:
         """Passed on; a new draft begins."""
         planned = self._policy.plan(limits)
-        self._watch.levels = []
+        self._watch.levels, self._watch.scores = [], {}
         self._room = min(planned.max_nodes, limits.max_nodes)
         chains_only = planned.chains_only or limits.chains_only
         self._most_children = 1 if chains_only else self._room
@@ -172,18 +206,63 @@ class WatchedPolicyState:
             counts = [operator.index(count) for count in asked]
         except TypeError:  # no counts at all: the drafter refuses them in its own words
             return asked
-        if self._takes_room(counts) and not laws:
+        self._note_scores(frontier)
+        if self._takes_all(counts) and not laws:
             log_probs()
         if laws and laws[0] is not None:
-            self._watch.levels.append(DraftLevel(frontier.nodes, laws[0]))
+            level = DraftLevel(frontier.nodes, laws[0], frontier.column_ids)
+            self._watch.levels.append(level)
         return counts
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Passed on."""
         self._policy.observe(outcome)
 
-    def _takes_room(self, counts: Sequence[int]) -> bool:
-        """Whether there is room for a child, counting drafts as if every earlier level came whole."""
+    def _note_scores(self, frontier: Frontier) -> None:
+        scores = frontier.scores()
+        if scores is not None:
+            self._watch.scores |= dict(zip(frontier.nodes, scores, strict=True))
+
+    def _takes_all(self, counts: Sequence[int]) -> bool:
+        """Whether every node gets a child, counting drafts as if every earlier level came whole."""
         room = self._room
-        self._room -= min(sum(min(count, self._most_children) for count in counts), room)
-        return room > 0 and any(count > 0 for count in counts)
+        asked = sum(min(count, self._most_children) for count in counts)
+        self._room -= min(asked, room)
+        before_last = asked - min(counts[-1], self._most_children) if counts else 0
+        return before_last < room and all(count > 0 for count in counts)
+
+
+class WatchedSelectingState(WatchedPolicyState):
+    """A `SelectingState`; what was kept of the growth gets the numbers of the nodes in the draft."""
+
+    def __init__(self, policy: SelectingState, watch: Watch) -> None:
+        super().__init__(policy, watch)
+        self._selecting = policy
+
+    @property
+    def max_candidates(self) -> int:
+        """The policy's own."""
+        return self._selecting.max_candidates
+
+    def plan(self, limits: DraftLimits) -> DraftLimits:
+        """Passed on; candidates grow past the limit of nodes."""
+        planned = super().plan(limits)
+        self._room = self.max_candidates
+        return planned
+
+    def select(self, scores: Sequence[float], max_nodes: int) -> Sequence[int]:
+        """Passed on; the scores of what is kept are kept."""
+        selected = self._selecting.select(scores, max_nodes)
+        kept = [0, *sorted({operator.index(node) for node in selected})]
+        if 0 <= kept[0] <= kept[-1] < len(scores):
+            self._watch.scores = {new: scores[old] for new, old in enumerate(kept)}
+        place = {old: new for new, old in enumerate(kept)}
+        self._watch.levels = [_kept(level, place) for level in self._watch.levels]
+        return selected
+
+
+def _kept(level: DraftLevel, place: Mapping[int, int]) -> DraftLevel:
+    """The part of a level whose nodes were kept, by their new numbers."""
+    rows = [row for row, node in enumerate(level.nodes) if node in place]
+    nodes = tuple(place[level.nodes[row]] for row in rows)
+    return DraftLevel(nodes, level.log_probs[rows], level.column_ids)
