@@ -18,6 +18,8 @@ BEST_METHODS: Mapping[str, str] = MappingProxyType({"smollm2": "eagle2"})
 
 def shipped(model_name: str, kind: ShippedKind, *, weights: Path = WEIGHTS) -> Path | None:
     """The folder of the weights that ship for an embedded model; None if there are none of this kind."""
+    if Path(model_name).name != model_name:  # a path, which is no name of ours
+        return None
     folder = weights / model_name / kind
     return folder if model_name and (folder / "config.json").is_file() else None
 
