@@ -10,9 +10,13 @@ import torch
 
 import foredraft
 from foredraft.backends.hf import HFTarget
+from foredraft.backends.table import TableModel
+from foredraft.drafters.draft_model import DraftModelDrafter
 from foredraft.drafters.eagle.checkpoint import LAYOUTS, save_head
 from foredraft.drafters.eagle.drafter import EagleDrafter
 from foredraft.drafters.eagle.head import EagleHead
+from foredraft.drafters.student import build_student
+from foredraft.drafters.student_files import save_student
 from foredraft.engine import drafters
 from foredraft.engine.load import best_method, load_models
 from foredraft.errors import ConfigError, ModelError
@@ -91,7 +95,9 @@ def test_every_layout_drafts(model: str, tmp_path: Path, layout: Any) -> None:
 
 
 def test_a_head_of_another_model_is_refused(model: str, tmp_path: Path) -> None:
-    save_head(EagleHead.for_target(tiny_llama(hidden_size=64, vocab_size=268), 1), tmp_path / "other")
+    save_head(
+        EagleHead.for_target(tiny_llama(hidden_size=64, vocab_size=268), 1), tmp_path / "other"
+    )
     with pytest.raises(ModelError, match="64"):
         foredraft.load(model, drafter=str(tmp_path / "other"))
 
@@ -149,3 +155,39 @@ def test_models_share_what_their_methods_draft_with(shipping: str) -> None:
     heads = [e.drafter.head for e in engines if isinstance(e.drafter, EagleDrafter)]
     assert len(heads) == 2
     assert heads[0] is heads[1]
+
+
+# --- draft models that were cut from their target ---------------------------------------------------
+
+
+@pytest.mark.parametrize("ids", [None, torch.arange(1, 268, 2)], ids=["whole", "reduced"])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_a_draft_model_cut_from_its_target_drafts(
+    model: str, tmp_path: Path, ids: torch.Tensor | None, temperature: float
+) -> None:
+    target = foredraft.load(model, drafter="none", dtype="float32").target
+    assert isinstance(target, HFTarget)
+    student = build_student(target.model, 1, draft_ids=ids, own_head=ids is not None)
+    save_student(student, tmp_path / "student")
+    engine = foredraft.load(model, drafter=str(tmp_path / "student"), dtype="float32")
+    assert isinstance(engine.drafter, DraftModelDrafter)
+    drafted_by, answered_by = engine.drafter.model, engine.target
+    assert isinstance(drafted_by, HFTarget)
+    assert isinstance(answered_by, HFTarget)
+    shared = answered_by.model.get_input_embeddings().weight
+    assert drafted_by.model.get_input_embeddings().weight.data_ptr() == shared.data_ptr()
+    request = {**REQUEST, "temperature": temperature, "seed": 3}
+    plain = engine.without_drafts().generate(PROMPT, **request)
+    drafted = engine.generate(PROMPT, **request)
+    assert drafted.token_ids == plain.token_ids
+    assert drafted.stats.drafted_tokens > 0
+
+
+def test_a_draft_model_of_another_target_is_refused(model: str, tmp_path: Path) -> None:
+    save_student(build_student(tiny_llama(), 1), tmp_path / "student")
+    with pytest.raises(ModelError, match="97"):
+        foredraft.load(model, drafter=str(tmp_path / "student"))
+    with pytest.raises(ConfigError, match="dtype='float32' cannot be applied"):
+        foredraft.load(tiny_llama(), drafter=str(tmp_path / "student"), dtype="float32")
+    with pytest.raises(ConfigError, match="the target is TableModel"):
+        foredraft.load(TableModel.random(6), drafter=str(tmp_path / "student"))
