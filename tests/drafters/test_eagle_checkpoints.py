@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import Qwen2Config
 
 from foredraft.drafters import int8_rows
 from foredraft.drafters.eagle.checkpoint import (
@@ -29,7 +30,7 @@ from foredraft.drafters.eagle.checkpoint import (
 from foredraft.drafters.eagle.head import EagleHead
 from foredraft.errors import ConfigError, ModelError
 from tests.eagle_checkpoints import CONFIG, eagle1_tensors, eagle3_tensors, speculators_config
-from tests.tiny_models import VOCAB_SIZE, tiny_gemma3, tiny_llama, tiny_tied_llama
+from tests.tiny_models import SMALL, VOCAB_SIZE, build, tiny_gemma3, tiny_llama, tiny_tied_llama
 
 DRAFT_SIZE = 32
 LAYERS = 8
@@ -635,6 +636,22 @@ def test_published_heads_go_through_every_layout(
     again = load_head(tmp_path / "saved", target())
     assert again.config == head.config
     assert same_weights(head, again)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("variant", [1, 3])
+def test_a_head_has_the_biases_of_its_target(tmp_path: Path, layout: Any, variant: Any) -> None:
+    model = build(Qwen2Config(**SMALL))  # q, k and v have a bias, the output projection has none
+    with torch.no_grad():
+        model.model.layers[-1].self_attn.q_proj.bias.normal_()
+    head = EagleHead.for_target(model, variant)
+    own = head.midlayer.self_attn
+    assert torch.equal(own.q_proj.bias, model.model.layers[-1].self_attn.q_proj.bias)
+    assert own.o_proj.bias is None
+    save_head(head, tmp_path, layout)
+    again = load_head(tmp_path, model)
+    assert again.config == head.config
+    assert torch.equal(again.midlayer.self_attn.q_proj.bias, own.q_proj.bias)
 
 
 def test_a_head_trained_in_bfloat16_is_saved_as_it_is(tmp_path: Path) -> None:

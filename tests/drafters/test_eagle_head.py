@@ -233,6 +233,21 @@ def test_queries_that_the_target_norms_are_not_copied() -> None:
     assert not torch.equal(own.q_proj.weight[:, 32:], last.q_proj.weight)
 
 
+def test_a_float32_head_of_a_bfloat16_target_borrows_all_the_same() -> None:
+    model = tiny_llama(dtype=torch.bfloat16)
+    head = EagleHead.for_target(model, 1).float()
+    output = head.step(
+        head.embed(torch.tensor([[3, 4]])),
+        torch.randn(1, 2, 32),
+        head.rotary(torch.arange(2)),
+        causal,
+    )
+    assert output.dtype == torch.float32
+    logits = head.logits(output)
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits, model.lm_head(output.bfloat16()).float())
+
+
 def test_head_and_target_share_device_and_dtype() -> None:
     head = EagleHead.for_target(tiny_llama(dtype=torch.bfloat16), 3, draft_ids=DRAFT_IDS)
     assert head.dtype == torch.bfloat16

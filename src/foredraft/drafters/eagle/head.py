@@ -80,8 +80,8 @@ class TargetEnds:
         return weight
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[.., h] -> [.., rows], on the head's device even if the target is spread over several."""
-        logits: Tensor = self.lm_head(hidden.to(self.lm_rows.device)).to(hidden.device)
+        """[.., h] -> [.., rows], where and of what dtype `hidden` is, whatever the target's are."""
+        logits: Tensor = self.lm_head(hidden.to(self.lm_rows)).to(hidden)
         return self.finish(logits)
 
     def finish(self, logits: Tensor) -> Tensor:
