@@ -17,6 +17,7 @@ from foredraft import Engine, GenerationOptions
 from foredraft.backends.hf import HFTarget
 from foredraft.backends.table import TableModel, TableState
 from foredraft.drafters.draft_model import CATCH_UP_ROWS, DraftModelDrafter
+from foredraft.policies.dynamic import DynamicTreePolicy
 from foredraft.policies.fixed import FixedPolicy
 from foredraft.protocols import DraftLimits
 from foredraft.tree import DraftTree, Proposal
@@ -108,6 +109,20 @@ def test_a_used_cache_drafts_as_a_fresh_one(leaves: list[int], gap: int) -> None
     for _ in range(gap):
         rounds.take_undrafted()
     assert rounds.draft("2,2,2") == rounds.drafted_from_scratch("2,2,2")
+
+
+@every_kind
+@given(st.data())
+def test_the_cache_is_right_after_a_selection(kind: Proposal, data: st.DataObject) -> None:
+    """Rows of candidates that were not kept, or have moved, are told apart from those of the draft."""
+    rounds = Rounds(kind)
+    for _ in range(data.draw(st.integers(1, 5))):
+        policy = DynamicTreePolicy(depth=3, nodes=data.draw(st.integers(1, 8)), top_k=3)
+        seen = context(rounds.text, vocab_size=VOCAB_SIZE, temperature=1.0)
+        tree = rounds.state.draft(seen, policy.start())
+        rounds.take(tree, data.draw(st.integers(0, len(tree) - 1)))
+        assert rounds.cached == rounds.text[: rounds.state.length]
+        assert len(rounds.text) - 2 <= rounds.state.length < len(rounds.text)
 
 
 # --- with real attention ----------------------------------------------------------------------------

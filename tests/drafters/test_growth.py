@@ -11,6 +11,7 @@ from torch import Tensor
 from foredraft.backends.table import TableModel, TableState
 from foredraft.drafters.draft_model import DraftModelDrafter
 from foredraft.drafters.growth import grow_tree
+from foredraft.errors import ConfigError
 from foredraft.policies.fixed import FixedPolicy
 from foredraft.protocols import DraftLimits, Frontier, PolicyState, RoundOutcome
 from foredraft.tree import DraftTree, Proposal, TreeBuilder
@@ -226,3 +227,116 @@ def test_laws_are_those_of_the_frontiers_nodes() -> None:
     children = [model.logits_after([tree.token_ids[node]]) for node in (1, 2)]
     torch.testing.assert_close(seen[0], model.logits_after([2])[None].float())
     torch.testing.assert_close(seen[1], torch.stack(children).float())
+
+
+# --- what policies are told -------------------------------------------------------------------------
+
+
+def test_the_frontier_names_parents_and_ranks() -> None:
+    policy = Rule(lambda frontier: [[3], [0, 2, 1], [1, 0, 1]][frontier.depth])
+    grow(policy, DraftLimits(3))
+    seen = [(f.parents, f.ranks) for f in policy.asked]
+    assert seen == [((-1,), (0,)), ((0, 0, 0), (0, 1, 2)), ((2, 2, 3), (0, 1, 0))]
+
+
+@pytest.mark.parametrize("kind", list(Proposal), ids=lambda kind: kind.value)
+def test_scores_are_sums_of_log_q_along_the_path(kind: Proposal) -> None:
+    """Raw laws of the drafter: neither temperature, nor filters, nor bans change them."""
+    model = TableModel.random(6, 2, seed=1)
+    asked: list[tuple[Frontier, list[float] | None]] = []
+
+    def look(frontier: Frontier) -> Sequence[int]:
+        asked.append((frontier, frontier.scores()))
+        return [2] * len(frontier.nodes)
+
+    seen = context(
+        [1, 2], vocab_size=6, limits=DraftLimits(4), temperature=0.5, top_p=0.9, suppress_tokens=[3]
+    )
+    tree = DraftModelDrafter(model, kind).start(100).draft(seen, Rule(look))
+    assert [len(frontier.nodes) for frontier, _ in asked] == list(tree.widths[:4])
+    for frontier, scores in asked:
+        expected = [log_q(model, [1, 2], tree.path_tokens(node)) for node in frontier.nodes]
+        assert scores == pytest.approx(expected, abs=1e-5)
+
+
+def log_q(model: TableModel, text: Sequence[int], path: Sequence[int]) -> float:
+    """log q of the path's tokens after the text."""
+    total, so_far = 0.0, list(text)
+    for token in path:
+        total += float(model.logits_after(so_far).log_softmax(-1)[token])
+        so_far.append(token)
+    return total
+
+
+def test_a_drafter_without_laws_gives_no_scores() -> None:
+    policy = Rule(each(1))
+    grow(policy, DraftLimits(2))
+    assert [frontier.scores() for frontier in policy.asked] == [None, None]
+
+
+@pytest.mark.parametrize(("reads", "rows"), [(False, (2, 1, 2)), (True, (2, 3, 2))])
+def test_only_nodes_with_children_are_scored_unless_laws_are_read(
+    reads: bool, rows: tuple[int, ...]
+) -> None:
+    def some(frontier: Frontier) -> Sequence[int]:
+        if reads:
+            frontier.log_probs()
+        return [[3], [0, 2, 0], [1, 1]][frontier.depth]
+
+    model = TableModel.random(6, 2, seed=1)
+    state = DraftModelDrafter(model, Proposal.DETERMINISTIC).start(100)
+    tree = state.draft(context([1, 2], vocab_size=6, limits=DraftLimits(3)), Rule(some))
+    assert tree.draft_rows == rows
+    for node in range(1, len(tree)):
+        best = model.logits_after([1, 2, *tree.path_tokens(tree.parents[node])]).argsort()
+        assert tree.token_ids[node] in best[-3:]
+
+
+# --- selection --------------------------------------------------------------------------------------
+
+
+class Selecting(Rule):
+    """Grows two levels of three, and selects by a function of the scores."""
+
+    max_candidates = 12
+
+    def __init__(self, select: Callable[[Sequence[float], int], Sequence[int]]) -> None:
+        super().__init__(each(3))
+        self.select = select
+
+
+def selected(select: Callable[[Sequence[float], int], Sequence[int]]) -> DraftTree:
+    model = TableModel.random(6, 2, seed=1)
+    state = DraftModelDrafter(model, Proposal.DETERMINISTIC).start(100)
+    limits = DraftLimits(2, max_nodes=4)
+    return state.draft(context([1, 2], vocab_size=6, limits=limits), Selecting(select))
+
+
+def test_candidates_may_outnumber_the_draft() -> None:
+    seen: list[tuple[int, int]] = []
+
+    def first(scores: Sequence[float], max_nodes: int) -> Sequence[int]:
+        seen.append((len(scores), max_nodes))
+        return range(1, 3)
+
+    assert selected(first).num_drafted == 2
+    assert seen == [(1 + 3 + 9, 4)]
+
+
+def test_kept_nodes_keep_their_order_and_their_parents() -> None:
+    whole = selected(lambda scores, max_nodes: [1, 2, 3])
+    tree = selected(lambda scores, max_nodes: [11, 3, 1, 5])  # in any order
+    assert tree.parents == (-1, 0, 0, 1, 2)
+    assert tree.token_ids[1:3] == (whole.token_ids[1], whole.token_ids[3])
+
+
+def test_nothing_may_be_selected() -> None:
+    assert selected(lambda scores, max_nodes: []).num_drafted == 0
+
+
+@pytest.mark.parametrize(
+    "nodes", [[0], [4], [1, 13], [-1], [1, 2, 3, 4, 5]], ids=["root", "orphan", "beyond", "-1", "5"]
+)
+def test_what_is_no_tree_is_refused(nodes: list[int]) -> None:
+    with pytest.raises(ConfigError, match="at most 4 draft tokens, with each its parent"):
+        selected(lambda scores, max_nodes: nodes)

@@ -110,8 +110,7 @@ class BudgetPolicy:
         depth: levels at most.
         max_children: children of a node at most.
         reads_laws: take the share that siblings leave from the law after each node: (1 - sum q^2) each,
-            sum q^2 being the expected probability of a draw. Otherwise each leaves one half, and a level
-            that gets no place costs no draft pass.
+            sum q^2 being the expected probability of a draw. Otherwise each leaves one half.
 
     Raises:
         ConfigError: a number below 1, or a tree that is too large.
