@@ -1,0 +1,116 @@
+"""Heads on the command line: the same words as for other drafters, in every command that drafts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+import foredraft
+from foredraft.backends.hf import HFTarget
+from foredraft.cli.main import app
+from foredraft.costs import CostTable
+from foredraft.drafters.eagle.checkpoint import save_head
+from foredraft.drafters.eagle.head import EagleHead
+from tests.tiny_folders import save_folder
+
+FAILURE, USAGE = 1, 2
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """A model's folder and that of a head for it."""
+    place = tmp_path_factory.mktemp("models")
+    model = save_folder(place / "model")
+    target = foredraft.load(model, drafter="none", dtype="float32").target
+    assert isinstance(target, HFTarget)
+    save_head(EagleHead.for_target(target.model, 3), place / "head")
+    return str(model), str(place / "head")
+
+
+def run(command: str, *arguments: str) -> Result:
+    """A command in this process; faults of ours are raised."""
+    done = CliRunner().invoke(app, [command, *arguments], env={"COLUMNS": "200"})
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done
+
+
+def document(done: Result) -> dict[str, Any]:
+    """The last line of stdout."""
+    assert done.exit_code == 0, done.stderr
+    read: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return read
+
+
+@pytest.mark.parametrize("method", [None, "eagle", "eagle-chain-4", "eagle2:nodes=6"])
+def test_generate_compares_a_head_with_plain_decoding(
+    folders: tuple[str, str], method: str | None
+) -> None:
+    model, head = folders
+    named = [] if method is None else ["--method", method]
+    request = ["--prompt", "the cat", "--dtype", "float32", "--max-new-tokens", "12"]
+    done = run(
+        "generate", "--model", model, "--drafter", head, *named, *request, "--compare", "--json"
+    )
+    answer = document(done)
+    assert answer["identical"] == "yes"
+    assert answer["stats"]["drafted_tokens"] > 0
+
+
+def test_calibrate_times_a_head(
+    folders: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FOREDRAFT_HOME", str(tmp_path))
+    model, head = folders
+    grid = ["--nodes", "1,4", "--contexts", "16", "--budget", "0.2", "--dtype", "float32"]
+    done = run("calibrate", "--model", model, "--drafter", head, *grid, "--json")
+    passes = CostTable.from_dict(document(done)).drafts["eagle2"].passes
+    assert passes is not None
+    assert passes.nodes == (1, 4)
+
+
+def test_trace_shows_a_head(folders: tuple[str, str], tmp_path: Path) -> None:
+    model, head = folders
+    page = tmp_path / "trace.html"
+    request = ["--prompt", "the cat", "--dtype", "float32", "--max-new-tokens", "8"]
+    done = run("trace", "--model", model, "--drafter", head, *request, "--out", str(page))
+    assert done.exit_code == 0, done.stderr
+    assert page.stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("--method", "eagle2"), USAGE, "needs an EAGLE head; pass drafter=FOLDER"),
+        (("--method", "eagle-chain-0", "--drafter", "HEAD"), USAGE, "depth=0"),
+        (("--method", "speculative", "--drafter", "HEAD"), USAGE, "given is an EAGLE head"),
+        (("--method", "eagle", "--drafter", "MODEL"), USAGE, "given is a draft model"),
+        (("--drafter", "BROKEN"), FAILURE, "fc.weight is missing"),
+    ],
+)
+def test_mistakes_exit_with_one_sentence(
+    folders: tuple[str, str], tmp_path: Path, arguments: tuple[str, ...], code: int, words: str
+) -> None:
+    model, head = folders
+    places = {"HEAD": head, "MODEL": model, "BROKEN": str(broken(head, tmp_path))}
+    named = [places.get(word, word) for word in arguments]
+    done = run("generate", "--model", model, "--prompt", "the cat", *named)
+    assert done.exit_code == code
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def broken(head: str, place: Path) -> Path:
+    """The same head without the weight that fuses features."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(Path(head) / "model.safetensors")
+    del tensors["fc.weight"]
+    save_file(tensors, place / "model.safetensors")
+    (place / "config.json").write_text((Path(head) / "config.json").read_text())
+    return place
