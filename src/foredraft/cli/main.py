@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from foredraft import __version__
-from foredraft.cli import bench, data
+from foredraft.cli import bench, data, train
 from foredraft.cli.calibrate import calibrate
 from foredraft.cli.generate import generate
 from foredraft.cli.trace import trace
@@ -25,6 +25,7 @@ app.command()(trace)
 app.command()(calibrate)
 app.add_typer(bench.app, name="bench")
 app.add_typer(data.app, name="data")
+app.add_typer(train.app, name="train")
 
 
 def _show_version(wanted: bool) -> None:

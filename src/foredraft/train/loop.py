@@ -70,6 +70,7 @@ def fit(
     *,
     recipe: Mapping[str, Any] | None = None,
     resume: bool = False,
+    begin: Callable[[SampleCounts], None] = lambda counts: None,
     report: Report = lambda measure: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> FitResult:
@@ -86,7 +87,8 @@ def fit(
         recipe: what the objective is, as JSON: written down, and compared when a run is resumed, except
             what stands in it under `notes`.
         resume: go on with the run in `out`, if there is one.
-        report: called with each measure, by the first process alone.
+        begin: called once, with what became of the samples, by the first process alone.
+        report: called with each measure, likewise.
         stop: asked before each step; True ends the run early with a checkpoint.
 
     Raises:
@@ -102,13 +104,14 @@ def fit(
             "processes": accelerator.num_processes,
             "options": options.fixed(),
             "corpus": corpus_identity(corpus),
-            "module": module_identity(objective.module),
             **(recipe or {}),
+            "module": module_identity(objective.module),
         }
         folder.check(run, resume)
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
             folder.begin(run)
+            begin(batches.counts)
         return _Run(objective, batches, options, folder, run, accelerator, report, stop).go()
 
 

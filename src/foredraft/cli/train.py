@@ -1,0 +1,167 @@
+"""`foredraft train`: drafters that know their target."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from foredraft.cli import common
+from foredraft.cli.failures import clear_failures
+from foredraft.cli.train_options import takes_train_options, train_options
+from foredraft.errors import ConfigError
+
+if TYPE_CHECKING:
+    from foredraft.train.objective import Objective
+    from foredraft.train.setting import Setting
+
+app = typer.Typer(no_args_is_help=True, help="Train drafters for a model, on a corpus of its own.")
+
+Data = Annotated[
+    Path, typer.Option(help="Folder of a corpus; `foredraft data generate` makes one.")
+]
+Out = Annotated[Path, typer.Option(help="Folder of the run, and of the drafter that comes of it.")]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on with the run in --out, if there is one.")
+]
+DraftVocab = Annotated[
+    int, typer.Option(help="Tokens of the drafter's head, the most frequent ones; 0 for all.")
+]
+StartFrom = Annotated[
+    Path | None, typer.Option(help="Begin with the weights of a drafter that was trained before.")
+]
+DRAFT_VOCAB = 8192
+LAYERS = 2
+
+
+@app.command("draft-model")
+@takes_train_options
+def draft_model(
+    data: Data,
+    out: Out,
+    options: dict[str, Any],
+    model: common.Model = "smollm2",
+    layers: Annotated[int, typer.Option(help="Layers, taken from the model.")] = LAYERS,
+    take: Annotated[str, typer.Option(help="Which ones: first, even or last.")] = "first",
+    draft_vocab: DraftVocab = DRAFT_VOCAB,
+    own_head: Annotated[
+        bool,
+        typer.Option(
+            "--own-head/--target-head", help="Train a head, or draft with the model's own rows."
+        ),
+    ] = True,
+    int8: Annotated[
+        bool, typer.Option("--int8/--bfloat16", help="How weights are stored in the end.")
+    ] = True,
+    start_from: StartFrom = None,
+    resume: Resume = False,
+    dtype: common.Dtype = None,
+) -> None:
+    """Train a small model of some of the model's layers to draft for it."""
+    from foredraft.cli.train_run import train
+
+    def objective(setting: Setting) -> tuple[Objective, dict[str, Any]]:
+        from foredraft.drafters.student import build_student
+        from foredraft.drafters.student_files import load_student
+        from foredraft.train.draft_model import DraftModelObjective
+
+        if start_from is None:
+            ids = setting.draft_ids(draft_vocab)
+            student = build_student(setting.model, layers, take, ids, own_head)  # type: ignore[arg-type]
+        else:
+            student = load_student(start_from, setting.model)
+        made = DraftModelObjective(setting.model, student, int8=int8)
+        setting.start_from(start_from, made.module)
+        return made, {"kind": "draft-model", **asdict(student.config), "int8": int8}
+
+    with clear_failures():
+        train(objective, train_options(options), data, out, model, dtype, resume)
+
+
+@app.command()
+@takes_train_options
+def eagle(
+    data: Data,
+    out: Out,
+    options: dict[str, Any],
+    model: common.Model = "smollm2",
+    variant: Annotated[int, typer.Option(help="1 (of EAGLE-1 and 2) or 3.")] = 3,
+    draft_vocab: DraftVocab = DRAFT_VOCAB,
+    steps_ahead: Annotated[
+        int | None, typer.Option(show_default="4", help="EAGLE-3: steps of the training-time test.")
+    ] = None,
+    decay: Annotated[
+        float | None,
+        typer.Option(show_default="0.8", help="EAGLE-3: weight of each step over the last."),
+    ] = None,
+    later_share: Annotated[
+        float | None,
+        typer.Option(show_default="0.5", help="EAGLE-3: share of the rows that later steps use."),
+    ] = None,
+    feature: Annotated[
+        float | None, typer.Option(show_default="1.0", help="EAGLE-1: weight of the feature loss.")
+    ] = None,
+    soft_label: Annotated[
+        float | None,
+        typer.Option(show_default="0.1", help="EAGLE-1: weight of the soft-label loss."),
+    ] = None,
+    noise: Annotated[
+        float | None,
+        typer.Option(show_default="0.2", help="EAGLE-1: width of the noise on features."),
+    ] = None,
+    taps: Annotated[
+        str | None, typer.Option(help="EAGLE-3: hidden states that are fused, such as 2,15,27.")
+    ] = None,
+    init: Annotated[
+        str, typer.Option(help="Weights to begin with: last-layer (the model's) or random.")
+    ] = "last-layer",
+    start_from: StartFrom = None,
+    resume: Resume = False,
+    dtype: common.Dtype = None,
+) -> None:
+    """Train an EAGLE head: one layer that reads the model's hidden states."""
+    from foredraft.cli.train_run import train
+
+    of_three = {"steps": steps_ahead, "decay": decay, "later_share": later_share}
+    of_one = {"feature": feature, "soft_label": soft_label, "noise": noise}
+
+    def objective(setting: Setting) -> tuple[Objective, dict[str, Any]]:
+        from foredraft.train.eagle_setting import eagle_objective
+
+        return eagle_objective(
+            setting,
+            variant,
+            {k: v for k, v in (of_three | of_one).items() if v is not None},
+            draft_vocab=draft_vocab,
+            taps=_numbers(taps),
+            init=init,
+            start_from=start_from,
+        )
+
+    with clear_failures():
+        _check_variant(variant, {1: of_one, 3: of_three | {"taps": taps}})
+        train(objective, train_options(options), data, out, model, dtype, resume)
+
+
+def _check_variant(variant: int, belongs: dict[int, dict[str, Any]]) -> None:
+    """Refuse an option that the variant has no use for."""
+    if variant not in belongs:
+        raise ConfigError(f"--variant {variant} is not known; give 1 (EAGLE-1 and 2) or 3")
+    for other, options in belongs.items():
+        for name, value in options.items():
+            if other != variant and value is not None:
+                option = "steps-ahead" if name == "steps" else name.replace("_", "-")
+                raise ConfigError(
+                    f"--{option} is for EAGLE-{other}, and this is EAGLE-{variant}; leave it out"
+                )
+
+
+def _numbers(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(f"--taps {text!r} is no list of layers; write it like 2,15,27") from None

@@ -1,0 +1,184 @@
+"""One run of `foredraft train`: load, train with a bar, say what came out and how to go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
+
+from foredraft.cli.interrupts import INTERRUPTED
+from foredraft.train.batches import SampleCounts
+from foredraft.train.corpus import Corpus
+from foredraft.train.loop import FitResult, fit
+from foredraft.train.memory import reuse_freed_memory
+from foredraft.train.metrics import HELD_OUT, Measure
+from foredraft.train.objective import Objective
+from foredraft.train.options import TrainOptions
+from foredraft.train.setting import Setting
+from foredraft.train.stepping import make_accelerator
+
+MakeObjective = Callable[[Setting], tuple[Objective, dict[str, Any]]]
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+MINUTE = 60
+
+
+def train(
+    make_objective: MakeObjective,
+    options: TrainOptions,
+    data: Path,
+    out: Path,
+    model: str,
+    dtype: str | None,
+    resume: bool,
+) -> None:
+    """Train; exits with 130 if it was interrupted. Errors as in `fit` and `foredraft.load`."""
+    corpus = Corpus(data)
+    accelerator = make_accelerator()
+    console = _console(quiet=not accelerator.is_main_process)
+    reuse_freed_memory()
+    loaded, tokenizer = _load(model, dtype, str(accelerator.device), console)
+    setting = Setting(loaded, tokenizer, corpus)
+    torch.manual_seed(options.seed)  # weights that begin at random
+    objective, facts = make_objective(setting)
+    recipe = {**facts, "target": setting.identity(), "notes": _notes(model, data, accelerator)}
+    with _Bar(console) as bar, _asked_to_stop(console) as stop:
+        result = fit(
+            objective,
+            corpus,
+            options,
+            out,
+            recipe=recipe,
+            resume=resume,
+            begin=bar.begin,
+            report=bar.report,
+            stop=stop,
+        )
+    _tell(result, console)
+    if not result.finished:
+        raise typer.Exit(INTERRUPTED)
+
+
+def _console(quiet: bool) -> Console:
+    return Console(stderr=True, markup=False, quiet=quiet)
+
+
+def _load(name: str, dtype: str | None, device: str, console: Console) -> tuple[Any, Any]:
+    """The bare model and its tokenizer, with the libraries' own chatter off."""
+    with console.status("starting") as status:
+        from transformers.utils import logging
+
+        from foredraft.engine.load import load_models
+
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        models = load_models(
+            name, dtype=dtype, device=device, report=lambda line: status.update(Text(line))
+        )
+    return models.target.model, models.tokenizer  # type: ignore[attr-defined]
+
+
+def _notes(model: str, data: Path, accelerator: Any) -> dict[str, Any]:
+    """What is written down of a run and may differ when it is resumed."""
+    from foredraft.bench.provenance import provenance
+
+    return {"model": model, "data": str(data), **provenance(accelerator.device)}
+
+
+class _Bar:
+    """Progress on stderr; a line above it for every measurement on the held-out samples."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        columns = (
+            BarColumn(),
+            TextColumn("{task.fields[state]}", markup=False),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
+        self._bar = Progress(*columns, console=console, refresh_per_second=2)
+        self._task = self._bar.add_task("", total=1.0, state="reading the corpus")
+
+    def __enter__(self) -> _Bar:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bar.stop()
+
+    def begin(self, counts: SampleCounts) -> None:
+        """Say what is trained on."""
+        dropped = f", {counts.unlabelled:,} without answers" if counts.unlabelled else ""
+        cut = f", {counts.truncated:,} cut" if counts.truncated else ""
+        self._console.print(
+            f"{counts.trained:,} samples of {counts.tokens:,} tokens, {_percent(counts)} of them to be "
+            f"predicted; {counts.held_out:,} samples held out{dropped}{cut}",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+    def report(self, measure: Measure) -> None:
+        """Show a measure."""
+        shown = f"loss {measure.loss:.3f}" if measure.loss is not None else "no finite loss"
+        shown += f", accepted {_shares(measure)}"
+        if measure.kind == HELD_OUT:
+            line = f"step {measure.step:,}, held out: {shown}"
+            self._console.print(line, highlight=False, soft_wrap=True)
+            return
+        skipped = f", {measure.skipped} skipped" if measure.skipped else ""
+        state = f"step {measure.step:,}: {shown}, {measure.tokens_per_s:,.0f} tokens/s{skipped}"
+        self._bar.update(self._task, completed=measure.progress, state=state)
+
+
+@contextmanager
+def _asked_to_stop(console: Console) -> Iterator[Callable[[], bool]]:
+    """Inside, the first Ctrl-C (or SIGTERM) is an answer to a question, and the second one strikes."""
+    asked: list[int] = []
+
+    def notice(number: int, frame: FrameType | None) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+        console.print("stopping after this step; Ctrl-C again stops at once, without a checkpoint")
+
+    before = {number: signal.signal(number, notice) for number in SIGNALS}
+    try:
+        yield lambda: bool(asked)
+    except KeyboardInterrupt:
+        console.print("interrupted; --resume goes on from the last checkpoint")
+        raise typer.Exit(INTERRUPTED) from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _tell(result: FitResult, console: Console) -> None:
+    """What came out, and the way on."""
+    at, best = result.position, result.best
+    done = f"{at.step:,} steps on {at.tokens:,} tokens in {at.elapsed_s / MINUTE:.1f} minutes"
+    if best is not None:
+        done += f"; accepted of held-out samples at step {best.step:,}: {_shares(best)}"
+    way_on = (
+        f"foredraft.load(..., drafter={os.fspath(result.out)!r}) drafts with it"
+        if result.finished
+        else "stopped early; the same command with --resume goes on"
+    )
+    for line in (done, f"the drafter is in {result.out}", way_on):
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+def _shares(measure: Measure) -> str:
+    return " ".join(f"{share:.2f}" for share in measure.acceptance)
+
+
+def _percent(counts: SampleCounts) -> str:
+    return f"{counts.labelled / max(counts.tokens, 1):.0%}"

@@ -1,0 +1,82 @@
+"""An EAGLE objective from what the user chose."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from foredraft.drafters.eagle.checkpoint import load_head
+from foredraft.errors import ConfigError
+from foredraft.train.eagle import EagleLoss, EagleObjective
+from foredraft.train.setting import Setting
+
+_RULES: Mapping[str, tuple[str, Any]] = {
+    "steps": ("1 or more", lambda v: v >= 1),
+    "decay": ("above 0", lambda v: v > 0),
+    "later_share": ("above 0 and at most 1", lambda v: 0 < v <= 1),
+    "feature": ("0 or more", lambda v: v >= 0),
+    "soft_label": ("0 or more", lambda v: v >= 0),
+    "noise": ("0 or more", lambda v: v >= 0),
+}
+
+
+def eagle_objective(
+    setting: Setting,
+    variant: int,
+    chosen: Mapping[str, Any],
+    *,
+    draft_vocab: int,
+    taps: Sequence[int] | None,
+    init: str,
+    start_from: Path | None,
+) -> tuple[EagleObjective, dict[str, Any]]:
+    """The objective, and what it is as JSON.
+
+    Args:
+        setting: target and corpus.
+        variant: 1 or 3.
+        chosen: fields of `EagleLoss`.
+        draft_vocab: tokens of the head (EAGLE-3), or of the soft-label loss (EAGLE-1); 0 for all.
+        taps: hidden states that are fused (EAGLE-3); None takes the usual ones.
+        init: `last-layer` or `random`.
+        start_from: folder of a head to go on from; it has a vocabulary and taps of its own.
+
+    Raises:
+        ConfigError: a value out of its range.
+        ModelError: the folder holds no head of this variant for this target.
+    """
+    for name, value in chosen.items():
+        allowed, holds = _RULES[name]
+        if not holds(value):
+            raise ConfigError(f"{name}={value!r} is not allowed; give {allowed}")
+    loss = EagleLoss(**chosen)
+    ids = setting.draft_ids(draft_vocab) if variant == 1 or start_from is None else None
+    if start_from is None:
+        choices = {"taps": taps} if variant == 3 else {}
+        objective = EagleObjective.for_target(
+            setting.model, variant, draft_ids=ids, loss=loss, init=init, **choices
+        )
+    else:
+        head = load_head(start_from, setting.model, variant=variant)  # type: ignore[arg-type]
+        objective = EagleObjective(head.float().train(), setting.model, loss, ids)
+        setting.start_from(start_from, head)
+    return objective, _facts(setting, objective, ids)
+
+
+def _facts(setting: Setting, objective: EagleObjective, label_ids: Tensor | None) -> dict[str, Any]:
+    config = objective.head.config
+    ids = label_ids if config.variant == 1 else objective.head.target_ids
+    names = {
+        1: ("feature", "soft_label", "noise"),
+        3: ("steps", "decay", "later_share"),
+    }[config.variant]
+    return {
+        "kind": f"eagle{config.variant}",
+        "taps": list(config.taps),
+        "loss": {name: value for name, value in asdict(objective.loss).items() if name in names},
+        "draft_vocabulary": setting.vocabulary_identity(ids),
+    }

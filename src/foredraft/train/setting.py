@@ -1,0 +1,113 @@
+"""What a training starts from: a frozen target, its tokenizer, and a corpus that fits them."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from foredraft.backends import hf_facts
+from foredraft.errors import ConfigError, DataError
+from foredraft.train.checkpoints import Checkpoints
+from foredraft.train.corpus import Corpus
+from foredraft.train.data import tokenizer_digest, weights_digest
+from foredraft.train.folder import CHECKPOINTS
+from foredraft.train.vocabulary import coverage, draft_vocabulary
+
+DIGITS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A target and what it is to be learnt from.
+
+    Attributes:
+        model: the `transformers` model, on its device.
+        tokenizer: its tokenizer; None if there is none.
+        corpus: the samples.
+
+    Raises:
+        DataError: the corpus was made with another tokenizer or vocabulary.
+    """
+
+    model: Any
+    tokenizer: Any | None
+    corpus: Corpus
+
+    def __post_init__(self) -> None:
+        self.model.requires_grad_(False)
+        vocab_size = int(hf_facts.text_config(self.model).vocab_size)
+        if self.corpus.vocab_size != vocab_size:
+            raise DataError(
+                f"{self.corpus.folder} was made for a vocabulary of {self.corpus.vocab_size} tokens, and the "
+                f"model has {vocab_size}; make a corpus with this model"
+            )
+        made_with = self.corpus.manifest.get("tokenizer")
+        if (
+            made_with
+            and self.tokenizer is not None
+            and made_with != tokenizer_digest(self.tokenizer)
+        ):
+            raise DataError(
+                f"{self.corpus.folder} was made with another tokenizer or chat template than this model's; "
+                "make a corpus with this model"
+            )
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the target's head."""
+        return int(self.model.get_output_embeddings().weight.shape[0])
+
+    def draft_ids(self, size: int) -> Tensor | None:
+        """int64 [Vd]: the most frequent tokens and the end tokens; None if it is to be all of them.
+
+        Raises:
+            ConfigError: a negative size, or one that leaves no room beside the end tokens.
+        """
+        if size < 0:
+            raise ConfigError(
+                f"--draft-vocab {size} is not allowed; give 0 for all tokens, or more"
+            )
+        if size == 0 or size >= self.vocab_size:
+            return None
+        ends = hf_facts.eos_token_ids(self.model, self.tokenizer)
+        always = [token for token in ends if token < self.vocab_size]
+        return draft_vocabulary(self.corpus, size, self.vocab_size, always)
+
+    def start_from(self, folder: Path | None, module: nn.Module) -> None:
+        """Take the float32 weights of the run in a folder, where it has them: what is saved is rounded.
+
+        Raises:
+            ConfigError: they are of another shape than the drafter beside them.
+        """
+        best = None if folder is None else Checkpoints(folder / CHECKPOINTS).best()
+        if best is None:
+            return
+        try:
+            module.load_state_dict(best["module"])
+        except RuntimeError as error:
+            raise ConfigError(
+                f"the checkpoint in {folder} is of another drafter than the one beside it; remove one of them"
+            ) from error
+
+    def identity(self) -> dict[str, Any]:
+        """What tells this target from others, as JSON."""
+        return {
+            "class": type(self.model).__name__,
+            "dtype": str(self.model.dtype).removeprefix("torch."),
+            "weights": weights_digest(self.model)[:DIGITS],
+        }
+
+    def vocabulary_identity(self, ids: Tensor | None) -> dict[str, Any]:
+        """Size, digest and coverage of a draft vocabulary, as JSON."""
+        if ids is None:
+            return {"size": self.vocab_size}
+        ids = ids.cpu()
+        return {
+            "size": len(ids),
+            "digest": hashlib.sha256(ids.numpy().tobytes()).hexdigest()[:DIGITS],
+            "coverage": round(coverage(self.corpus, ids, self.vocab_size), 4),
+        }
