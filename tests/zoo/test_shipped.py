@@ -24,7 +24,17 @@ def ship(weights: Path, kind: str) -> Path:
 
 def test_nothing_ships_for_other_models(tmp_path: Path) -> None:
     ship(tmp_path, "eagle3")
-    for name in ("", ".", "owner/model", "smollm", "../smollm2", "./smollm2", "x/../smollm2"):
+    for name in (
+        "",
+        ".",
+        "owner/model",
+        "smollm",
+        "../smollm2",
+        "./smollm2",
+        "x/../smollm2",
+        "a" * 5000,
+        "\0",
+    ):
         assert shipped_head(name, weights=tmp_path) is None
         assert shipped(name, "eagle3", weights=tmp_path) is None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -21,7 +22,8 @@ def shipped(model_name: str, kind: ShippedKind, *, weights: Path = WEIGHTS) -> P
     if Path(model_name).name != model_name:  # a path, which is no name of ours
         return None
     folder = weights / model_name / kind
-    return folder if model_name and (folder / "config.json").is_file() else None
+    # False, not an error, where a name is too long for a file's
+    return folder if model_name and os.path.isfile(folder / "config.json") else None
 
 
 def shipped_head(model_name: str, *, weights: Path = WEIGHTS) -> Path | None:
