@@ -14,7 +14,8 @@ from foredraft.backends.table import TableModel
 from foredraft.drafters.eagle import drafter as eagle_drafter
 from foredraft.drafters.eagle.config import HeadConfig
 from foredraft.drafters.eagle.drafter import EagleDrafter
-from foredraft.drafters.eagle.head import EagleHead, TargetEnds
+from foredraft.drafters.eagle.ends import TargetEnds
+from foredraft.drafters.eagle.head import EagleHead
 from foredraft.policies.dynamic import BudgetPolicy, DynamicTreePolicy
 from foredraft.policies.fixed import FixedPolicy
 from foredraft.policies.static_tree import StaticTreePolicy

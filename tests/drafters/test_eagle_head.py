@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from foredraft.drafters.eagle.config import HeadConfig, default_taps, published_taps
-from foredraft.drafters.eagle.head import EagleHead, TargetEnds
+from foredraft.drafters.eagle.ends import TargetEnds
+from foredraft.drafters.eagle.head import EagleHead
 from foredraft.errors import ConfigError, ModelError
 from tests.tiny_models import (
     TREE_MODELS,

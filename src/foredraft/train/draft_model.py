@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from foredraft.drafters.eagle.head import TargetEnds
+from foredraft.drafters.eagle.ends import TargetEnds
 from foredraft.drafters.student import StudentModel
 from foredraft.drafters.student_files import save_student
 from foredraft.train.features import TargetFeatures

@@ -13,8 +13,9 @@ from foredraft.drafters import int8_rows
 from foredraft.drafters.eagle import layouts
 from foredraft.drafters.eagle.config import HeadConfig
 from foredraft.drafters.eagle.documents import COMPACT, OURS, write_fields
+from foredraft.drafters.eagle.ends import TargetEnds
 from foredraft.drafters.eagle.fields import TargetSizes, read_fields
-from foredraft.drafters.eagle.head import EagleHead, TargetEnds
+from foredraft.drafters.eagle.head import EagleHead
 from foredraft.drafters.eagle.storage import (
     CONFIG,
     read_config,

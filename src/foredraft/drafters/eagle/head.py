@@ -9,7 +9,6 @@ Papers: EAGLE (arXiv 2401.15077), EAGLE-2 (2406.16858), EAGLE-3 (2503.01840).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from foredraft.drafters.eagle.config import HeadConfig, Variant
+from foredraft.drafters.eagle.ends import TargetEnds
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(q [B, Hq, T, D], k [B, Hkv, T, D], v [B, Hkv, T, D]), rotated, of the rows of this call -> attention
@@ -24,71 +24,6 @@ output [B, Hq, T, D]. The caller owns the cache, the mask and the structure of u
 
 Rotary = tuple[Tensor, Tensor]
 """cos and sin, each [.., T, D]."""
-
-
-@dataclass(frozen=True, slots=True)
-class TargetEnds:
-    """The two ends of the target that a head may borrow, and what its logits go through after the head.
-
-    Attributes:
-        embed: token ids -> embeddings, scaled where the model's own module does that (Gemma).
-        lm_head: hidden states after the final norm -> logits.
-        logit_scale: what logits are multiplied by (Cohere, Granite).
-        softcap: c of `c * tanh(logits / c)` (Gemma 2), or None.
-    """
-
-    embed: nn.Module
-    lm_head: nn.Module
-    logit_scale: float = 1.0
-    softcap: float | None = None
-
-    @classmethod
-    def of(cls, model: Any) -> TargetEnds:
-        """The ends of a Hugging Face causal language model."""
-        config = model.config.get_text_config(decoder=True)
-        scale = getattr(config, "logit_scale", None) or 1.0
-        scale /= getattr(config, "logits_scaling", None) or 1.0
-        softcap = getattr(config, "final_logit_softcapping", None)
-        return cls(model.get_input_embeddings(), model.get_output_embeddings(), scale, softcap)
-
-    @property
-    def device(self) -> torch.device:
-        """Where token ids go in."""
-        return self._embed_weight.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the weights."""
-        return self._embed_weight.dtype
-
-    @property
-    def hidden_size(self) -> int:
-        """Width of the embeddings."""
-        return self._embed_weight.shape[1]
-
-    @property
-    def lm_rows(self) -> Tensor:
-        """[rows, hidden] the language-model head's weight."""
-        weight = self.lm_head.weight
-        assert isinstance(weight, Tensor)
-        return weight
-
-    @property
-    def _embed_weight(self) -> Tensor:
-        weight = self.embed.weight
-        assert isinstance(weight, Tensor)
-        return weight
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[.., h] -> [.., rows], where and of what dtype `hidden` is, whatever the target's are."""
-        logits: Tensor = self.lm_head(hidden.to(self.lm_rows)).to(hidden)
-        return self.finish(logits)
-
-    def finish(self, logits: Tensor) -> Tensor:
-        """What the model does to the product of hidden state and head."""
-        if self.logit_scale != 1.0:
-            logits = logits * self.logit_scale
-        return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
 
 
 class RMSNorm(nn.Module):

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from foredraft.drafters.eagle.config import HeadConfig, Variant, check_rope, default_taps
-from foredraft.drafters.eagle.head import EagleHead, TargetEnds
+from foredraft.drafters.eagle.ends import TargetEnds
+from foredraft.drafters.eagle.head import EagleHead
 from foredraft.errors import ConfigError, ModelError
 
 Init = Literal["last-layer", "random"]
