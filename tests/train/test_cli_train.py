@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -275,6 +276,17 @@ def test_ctrl_c_keeps_what_was_done(data: Path, tmp_path: Path) -> None:
     done = run("train", *long, *asked, "--resume", "--steps", str(steps + 2))
     assert done.exit_code == 0, done.output
     assert json.loads((out / "recipe.json").read_text())["position"]["step"] == steps + 2
+
+
+def test_a_full_disk_is_said(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", refuse)
+    done = train("eagle3", data, tmp_path / "out")
+    assert done.exit_code == FAILURE
+    assert "No space left on device; --resume goes on from the last checkpoint" in done.stderr
+    assert not list((tmp_path / "out" / "checkpoints").iterdir())
 
 
 def test_every_option_is_a_flag() -> None:

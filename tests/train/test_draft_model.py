@@ -19,7 +19,7 @@ from foredraft.errors import ConfigError, DataError
 from foredraft.train.batches import collate
 from foredraft.train.draft_model import DraftModelObjective
 from foredraft.train.loop import fit
-from foredraft.train.vocabulary import coverage, draft_vocabulary
+from foredraft.train.vocabulary import coverage, draft_vocabulary, token_counts
 from tests.tiny_models import (
     TREE_MODELS,
     VOCAB_SIZE,
@@ -171,13 +171,13 @@ def test_the_draft_vocabulary_is_what_answers_use_most() -> None:
     assert draft_vocabulary(corpus, 3, 10).tolist() == [3, 5, 9]
     assert draft_vocabulary(corpus, 3, 10, always=(8,)).tolist() == [5, 8, 9]
     assert draft_vocabulary(corpus, 10, 10).tolist() == list(range(10))
-    assert coverage(corpus, torch.tensor([5, 9]), 10) == pytest.approx(6 / 8)
+    assert coverage(token_counts(corpus, 10), torch.tensor([5, 9])) == pytest.approx(6 / 8)
 
 
 @pytest.mark.parametrize("size", [0, 1, 11])
 def test_an_impossible_draft_vocabulary_is_refused(size: int) -> None:
-    with pytest.raises(ConfigError, match="is not possible; give more than 1 and at most 10"):
-        draft_vocabulary(ToyCorpus(texts(1)), size, 10, always=(2,))
+    with pytest.raises(ConfigError, match="is not possible; give 2 to 10"):
+        draft_vocabulary(ToyCorpus([sample([1, 2])]), size, 10, always=(2,))
 
 
 def test_a_corpus_of_another_model_is_found_out() -> None:

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
+from foredraft.cli.failures import FAILURE
 from foredraft.cli.interrupts import INTERRUPTED
 from foredraft.train.batches import SampleCounts
 from foredraft.train.corpus import Corpus
@@ -51,7 +52,7 @@ def train(
     torch.manual_seed(options.seed)  # weights that begin at random
     objective, facts = make_objective(setting)
     recipe = {**facts, "target": setting.identity(), "notes": _notes(model, data, accelerator)}
-    with _Bar(console) as bar, _asked_to_stop(console) as stop:
+    with _Bar(console) as bar, _asked_to_stop(console) as stop, _disk_errors(console, out):
         result = fit(
             objective,
             corpus,
@@ -159,6 +160,17 @@ def _asked_to_stop(console: Console) -> Iterator[Callable[[], bool]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def _disk_errors(console: Console, out: Path) -> Iterator[None]:
+    """A full disk ends the run with a sentence; the last checkpoint is whole."""
+    try:
+        yield
+    except OSError as error:
+        reason = f"{error.filename or out}: {error.strerror or error}"
+        console.print(f"error: {reason}; --resume goes on from the last checkpoint", soft_wrap=True)
+        raise typer.Exit(FAILURE) from None
 
 
 def _tell(result: FitResult, console: Console) -> None:

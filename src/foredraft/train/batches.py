@@ -8,6 +8,7 @@ in memory.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -25,6 +26,8 @@ Indices = NDArray[np.int64]
 
 POOL = 1024
 """Samples that are sorted by length together: many make even batches, few mix better."""
+DIGITS = 16
+"""Of a digest, as hexadecimal."""
 HELD_OUT_ORDER = (0, 2**32 - 1)
 """Seed and epoch of the order in which held-out samples are read, the same in every run."""
 
@@ -86,6 +89,10 @@ class Batches:
         rank: which process this is, of `world_size`.
         world_size: how many there are; each makes the same number of steps.
 
+    Attributes:
+        counts: what became of the samples.
+        digest: changes with every token and every span of the corpus.
+
     Raises:
         DataError: no sample to train on is left.
     """
@@ -96,7 +103,7 @@ class Batches:
         self._corpus, self._options = corpus, options
         self._rank, self._world_size = rank, world_size
         self._lengths = np.minimum(np.asarray(corpus.lengths, np.int64), options.max_length)
-        labelled = _count_labelled(corpus, options.max_length)
+        labelled, self.digest = _survey(corpus, options.max_length)
         held = is_held_out(len(corpus), options.held_out)
         self._train = np.flatnonzero(~held & (labelled > 0))
         self._held = np.flatnonzero(held & (labelled > 0))
@@ -247,11 +254,19 @@ def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
         return z ^ (z >> np.uint64(31))
 
 
-def _count_labelled(corpus: Samples, max_length: int) -> Indices:
-    """int64 [S]: tokens to be predicted in each sample, once it is cut to `max_length`."""
-    lengths = np.minimum(np.asarray(corpus.lengths, np.int64), max_length).tolist()
-    counts = [
-        sum(max(0, min(stop, length) - max(first, 1)) for first, stop in corpus[i].spans)
-        for i, length in enumerate(lengths)
-    ]
-    return np.asarray(counts, np.int64)
+def _survey(corpus: Samples, max_length: int) -> tuple[Indices, str]:
+    """One pass over a corpus, however large.
+
+    Returns:
+        int64 [S], tokens to be predicted in each sample once it is cut to `max_length`; and a digest of
+        every token and span.
+    """
+    counts, digest = np.zeros(len(corpus), np.int64), hashlib.sha256()
+    for index in range(len(corpus)):
+        sample = corpus[index]
+        length = min(len(sample.token_ids), max_length)
+        spans = ((max(first, 1), min(stop, length)) for first, stop in sample.spans)
+        counts[index] = sum(max(0, stop - first) for first, stop in spans)
+        digest.update(f"{len(sample.token_ids)} {sample.spans}".encode())
+        digest.update(np.ascontiguousarray(sample.token_ids).data)
+    return counts, digest.hexdigest()[:DIGITS]

@@ -2,38 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object, set_seed
-from torch import Tensor
+from torch import nn
 
 from foredraft.errors import NumericsError
-from foredraft.train.batches import Batches, SampleCounts, Samples
+from foredraft.train.batches import DIGITS, Batches, SampleCounts, Samples
 from foredraft.train.checkpoints import random_states, restore_random_states
 from foredraft.train.clock import Clock
 from foredraft.train.folder import TrainFolder
-from foredraft.train.identity import corpus_identity, module_identity
+from foredraft.train.meter import Meter, Totals
 from foredraft.train.metrics import HELD_OUT, TRAIN, Measure
 from foredraft.train.objective import Batch, Objective
 from foredraft.train.options import TrainOptions
 from foredraft.train.plots import plot
 from foredraft.train.schedule import SECONDS, Position, learning_rate, progress
-from foredraft.train.stepping import (
-    BATCHES,
-    FIRST_DEPTH,
-    LOSS,
-    SKIPPED,
-    Stepper,
-    make_accelerator,
-)
+from foredraft.train.stepping import Stepper, make_accelerator
 
 FORMAT = 1
 HELD_OUT_SEED = 1
@@ -103,9 +96,9 @@ def fit(
         run = {
             "processes": accelerator.num_processes,
             "options": options.fixed(),
-            "corpus": corpus_identity(corpus),
+            "corpus": {"samples": len(corpus), "digest": batches.digest},
             **(recipe or {}),
-            "module": module_identity(objective.module),
+            "module": _shape_of(objective.module),
         }
         folder.check(run, resume)
         accelerator.wait_for_everyone()
@@ -139,12 +132,10 @@ class _Run:
         self._held_out_batches: int | None = None
         self._measured_step = -1
         self._skipped = 0
-        self._sums: list[Tensor] = []
-        self._tokens = 0
+        self._meter = Meter(accelerator)
         self._resumed = self._restore()
         self._clock = Clock(accelerator, self._at.elapsed_s, stop)
         self._saved_s = self._at.elapsed_s
-        self._counting_from = time.monotonic()
         self._lr = 0.0
 
     def go(self) -> FitResult:
@@ -174,8 +165,8 @@ class _Run:
         """One optimizer step, and what is due behind it."""
         at, options = self._at, self._options
         self._lr = learning_rate(at.step, self._progress, options)
-        self._sums.append(self._stepper.step(batches, self._lr))
-        self._tokens += sum(int(batch.lengths.sum()) for batch in batches)
+        tokens = sum(int(batch.lengths.sum()) for batch in batches)
+        self._meter.add(self._stepper.step(batches, self._lr), tokens)
         at.step, at.index = at.step + 1, at.index + 1
         if at.step % options.log_steps == 0:
             self._log()
@@ -192,29 +183,25 @@ class _Run:
 
     def _log(self) -> None:
         """A line on the steps since the last one. The only place where training waits for the device."""
-        steps, now = len(self._sums), time.monotonic()
-        local = torch.stack(self._sums).sum(0)
-        tokens = torch.tensor([float(self._tokens)], device=local.device)
-        *sums, read = self._summed(torch.cat([local, tokens]))
-        skipped = round(sums[SKIPPED] / self._accelerator.num_processes)
-        self._skipped, self._at.tokens = self._skipped + skipped, self._at.tokens + round(read)
-        speed = read / max(now - self._counting_from, 1e-9)
-        self._publish(self._measure(TRAIN, sums, lr=self._lr, tokens_per_s=speed))
-        self._sums, self._tokens, self._counting_from = [], 0, now
-        if skipped > MOST_SKIPPED * steps:
+        if not len(self._meter):
+            return
+        totals, skipped = self._meter.read()
+        self._at.tokens += totals.tokens
+        self._skipped += skipped
+        self._publish(self._measure(TRAIN, totals, lr=self._lr))
+        if skipped > MOST_SKIPPED * totals.steps:
             raise NumericsError(
-                f"{skipped} of the last {steps} steps gave no finite gradient (until step {self._at.step}); "
-                f"lower lr (now {self._options.lr:g}), or use precision float32"
+                f"{skipped} of the last {totals.steps} steps gave no finite gradient (until step "
+                f"{self._at.step}); lower lr (now {self._options.lr:g}), or use precision float32"
             )
 
     def _measure_held_out(self) -> None:
         """Measure on the held-out samples, and keep the weights if none did better."""
-        if self._sums:
-            self._log()
+        self._log()
         self._measured_step = self._at.step
         if not self._batches.counts.held_out:
             return
-        with self._not_counted():
+        with self._meter.paused():
             sums, count = self._stepper.measure(
                 self._batches.held_out(),
                 self._options.eval_seconds,
@@ -223,7 +210,8 @@ class _Run:
             )
             self._held_out_batches = count  # the same ones each time
             parts = [part for part in gather_object([sums.tolist()]) if part]
-            measure = self._measure(HELD_OUT, [sum(column) for column in zip(*parts, strict=True)])
+            totals = Totals([sum(column) for column in zip(*parts, strict=True)])
+            measure = self._measure(HELD_OUT, totals)
             self._publish(measure)
             if self._best is None or _rank(measure) > _rank(self._best):
                 self._best = measure
@@ -234,9 +222,8 @@ class _Run:
             state = {"module": self._stepper.module.state_dict(), "measure": asdict(measure)}
             self._folder.checkpoints.save_best(state)
 
-    def _measure(self, kind: str, sums: list[float], **more: float) -> Measure:
-        at, depths = self._at, (len(sums) - FIRST_DEPTH) // 2
-        hits, counted = sums[FIRST_DEPTH:][:depths], sums[FIRST_DEPTH:][depths:]
+    def _measure(self, kind: str, totals: Totals, lr: float | None = None) -> Measure:
+        at = self._at
         return Measure(
             kind=kind,
             step=at.step,
@@ -244,10 +231,11 @@ class _Run:
             progress=self._progress,
             elapsed_s=at.elapsed_s,
             tokens=at.tokens,
-            loss=sums[LOSS] / sums[BATCHES] if sums[BATCHES] else None,
-            acceptance=tuple(h / c if c else 0.0 for h, c in zip(hits, counted, strict=True)),
+            loss=totals.loss,
+            acceptance=totals.acceptance,
+            lr=lr,
+            tokens_per_s=totals.tokens_per_s,
             skipped=self._skipped,
-            **more,
         )
 
     def _publish(self, measure: Measure) -> None:
@@ -255,23 +243,10 @@ class _Run:
             self._folder.metrics.append(measure)
             self._report(measure)
 
-    def _summed(self, values: Tensor) -> list[float]:
-        """Sums over all processes."""
-        summed: list[float] = self._accelerator.reduce(values, "sum").tolist()
-        return summed
-
-    @contextmanager
-    def _not_counted(self) -> Iterator[None]:
-        """Time inside is not the time of training steps."""
-        begun = time.monotonic()
-        yield
-        self._counting_from += time.monotonic() - begun
-
     def _save(self) -> None:
         """Write a checkpoint. All processes take part, for each has random states of its own."""
-        if self._sums:
-            self._log()
-        with self._not_counted():
+        self._log()
+        with self._meter.paused():
             states = gather_object([random_states()])
             if self._accelerator.is_main_process:
                 state = {
@@ -336,6 +311,14 @@ def outcome(result: FitResult) -> dict[str, Any]:
         "counts": asdict(result.counts),
         "held_out": result.best.as_dict() if result.best else None,
     }
+
+
+def _shape_of(module: nn.Module) -> dict[str, Any]:
+    """Trainable parameters, and a digest of all names and shapes."""
+    shapes = {name: list(tensor.shape) for name, tensor in module.state_dict().items()}
+    digest = hashlib.sha256(json.dumps(shapes, sort_keys=True).encode()).hexdigest()
+    trainable = sum(p.numel() for p in module.parameters() if p.requires_grad)
+    return {"parameters": trainable, "digest": digest[:DIGITS]}
 
 
 def _rank(measure: Measure) -> tuple[float, float]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from foredraft.backends import hf_facts
@@ -15,12 +18,12 @@ from foredraft.train.checkpoints import Checkpoints
 from foredraft.train.corpus import Corpus
 from foredraft.train.data import tokenizer_digest, weights_digest
 from foredraft.train.folder import CHECKPOINTS
-from foredraft.train.vocabulary import coverage, draft_vocabulary
+from foredraft.train.vocabulary import coverage, most_frequent, token_counts
 
 DIGITS = 16
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Setting:
     """A target and what it is to be learnt from.
 
@@ -56,6 +59,11 @@ class Setting:
                 "make a corpus with this model"
             )
 
+    @cached_property
+    def counts(self) -> NDArray[np.int64]:
+        """int64 [V], how often the assistant wrote each token."""
+        return token_counts(self.corpus, self.vocab_size)
+
     @property
     def vocab_size(self) -> int:
         """Rows of the target's head."""
@@ -75,7 +83,7 @@ class Setting:
             return None
         ends = hf_facts.eos_token_ids(self.model, self.tokenizer)
         always = [token for token in ends if token < self.vocab_size]
-        return draft_vocabulary(self.corpus, size, self.vocab_size, always)
+        return most_frequent(self.counts, size, always)
 
     def start_from(self, folder: Path | None, module: nn.Module) -> None:
         """Take the float32 weights of the run in a folder, where it has them: what is saved is rounded.
@@ -109,5 +117,5 @@ class Setting:
         return {
             "size": len(ids),
             "digest": hashlib.sha256(ids.numpy().tobytes()).hexdigest()[:DIGITS],
-            "coverage": round(coverage(self.corpus, ids, self.vocab_size), 4),
+            "coverage": round(coverage(self.counts, ids), 4),
         }

@@ -31,20 +31,23 @@ def draft_vocabulary(
         ConfigError: a size that is not possible.
         DataError: nothing is labelled, or a token is not in the target's vocabulary.
     """
-    if not len(set(always)) < size <= vocab_size:
+    return most_frequent(token_counts(corpus, vocab_size), size, always)
+
+
+def most_frequent(counts: NDArray[np.int64], size: int, always: Sequence[int] = ()) -> Tensor:
+    """`draft_vocabulary` from counts, int64 [V], that are known already."""
+    least, most = len(set(always)) + 1, len(counts)
+    if not least <= size <= most:
         raise ConfigError(
-            f"a draft vocabulary of {size} tokens is not possible; give more than {len(set(always))} and at "
-            f"most {vocab_size}, the target's"
+            f"a draft vocabulary of {size} tokens is not possible; give {least} to {most}, the target's"
         )
-    counts = token_counts(corpus, vocab_size)
-    counts[list(always)] = np.iinfo(np.int64).max
-    most = np.argsort(-counts, kind="stable")[:size]
-    return torch.from_numpy(np.sort(most))
+    ranking = counts.copy()
+    ranking[list(always)] = np.iinfo(np.int64).max
+    return torch.from_numpy(np.sort(np.argsort(-ranking, kind="stable")[:size]))
 
 
-def coverage(corpus: Samples, draft_ids: Tensor, vocab_size: int) -> float:
-    """The share of what the assistant wrote that a draft vocabulary has."""
-    counts = token_counts(corpus, vocab_size)
+def coverage(counts: NDArray[np.int64], draft_ids: Tensor) -> float:
+    """The share of what the assistant wrote, by counts, int64 [V], that a draft vocabulary has."""
     return float(counts[draft_ids.numpy()].sum() / counts.sum())
 
 
