@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import CohereConfig, Gemma2Config, PhiConfig
 
 from foredraft import GenerationOptions
 from foredraft.backends.hf import HFTarget
@@ -21,8 +22,10 @@ from foredraft.train.draft_model import DraftModelObjective
 from foredraft.train.loop import fit
 from foredraft.train.vocabulary import coverage, draft_vocabulary, token_counts
 from tests.tiny_models import (
+    SMALL,
     TREE_MODELS,
     VOCAB_SIZE,
+    build,
     tiny_bf16_llama,
     tiny_llama,
     tiny_qwen3,
@@ -68,11 +71,28 @@ def naive(target: Any, model: Any, samples: list[Any], ids: torch.Tensor) -> tup
     return float(np.mean(losses)), float(np.sum(hits))
 
 
-@pytest.mark.parametrize("family", TREE_MODELS)
+def tiny_phi() -> Any:
+    """A head with a bias."""
+    shape = SMALL | {"num_key_value_heads": 4}
+    model = build(PhiConfig(**shape, resid_pdrop=0.0, embd_pdrop=0.0))
+    torch.nn.init.normal_(model.lm_head.bias)
+    return model
+
+
+FAMILIES = {
+    **TREE_MODELS,
+    "phi": tiny_phi,
+    "cohere": lambda: build(CohereConfig(**SMALL, logit_scale=0.3)),
+    "gemma2": lambda: build(Gemma2Config(**SMALL, head_dim=8, final_logit_softcapping=2.0)),
+}
+"""What scales, caps or shifts logits is among them."""
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("own_head", [False, True])
 def test_the_loss_is_the_cross_entropy_of_each_answered_token(family: str, own_head: bool) -> None:
     """Case 84: exactly the labelled tokens of the draft vocabulary, each from the state before it."""
-    target, samples = TREE_MODELS[family](), texts(3)
+    target, samples = FAMILIES[family](), texts(3)
     samples[1] = sample(samples[1].token_ids[:6].tolist(), (2, 4))
     student = build_student(target, 1, "last", draft_ids=IDS, own_head=own_head)
     objective = DraftModelObjective(target, student)

@@ -83,7 +83,7 @@ def build_student(
     """A model of the target's class with some of its layers; the target is not changed.
 
     Layers and norms are copies, embeddings the target's own memory. The head is the target's, or its
-    rows `draft_ids`; with `own_head` a copy that can be trained.
+    rows `draft_ids`; with `own_head` its weight is a copy that can be trained.
 
     Args:
         target_model: a `transformers` causal language model.
@@ -211,18 +211,21 @@ def _layers_name(model: Any) -> str:
 def _replace_head(
     model: Any, target_model: Any, draft_ids: Tensor | None, own: bool
 ) -> dict[str, nn.Parameter]:
-    """Put a head of its own memory into a student; gives its parameters if they are to be trained."""
+    """Put a head of its own memory into a student; gives its weight if that is to be trained.
+
+    A bias stays the target's, row by row.
+    """
     full = target_model.get_output_embeddings()
     weight, bias = full.weight.detach(), getattr(full, "bias", None)
     rows = slice(None) if draft_ids is None else draft_ids.to(weight.device)
     head = nn.Linear(weight.shape[1], 1, bias=bias is not None, device="meta")
     head.weight = nn.Parameter(weight[rows].clone(), requires_grad=own)
     if bias is not None:
-        head.bias = nn.Parameter(bias.detach()[rows].clone(), requires_grad=own)
+        head.bias = nn.Parameter(bias.detach()[rows].clone(), requires_grad=False)
     head.out_features = head.weight.shape[0]
     model.set_output_embeddings(head)
     name = next(n for n, module in model.named_modules() if module is head)
-    return {f"{name}.{key}": p for key, p in head.named_parameters()} if own else {}
+    return {f"{name}.weight": head.weight} if own else {}
 
 
 def _head_weight(model: Any) -> Tensor:

@@ -13,7 +13,7 @@ from foredraft.drafters.student import StudentModel
 from foredraft.drafters.student_files import save_student
 from foredraft.train.features import TargetFeatures
 from foredraft.train.objective import Batch, LossReport
-from foredraft.train.soft_loss import soft_cross_entropy, teacher_logits
+from foredraft.train.soft_loss import Finish, soft_cross_entropy, teacher_logits
 
 
 class Owned(nn.Module):
@@ -45,15 +45,14 @@ class DraftModelObjective:
         self._module = Owned(student)
         last = target_model.config.num_hidden_layers
         self._states = TargetFeatures(target_model, (last,))
-        self._ends = TargetEnds.of(target_model)
-        ids = student.draft_ids
-        chosen = slice(None) if ids is None else ids
-        self._rows = self._ends.lm_rows.detach()[chosen]
-        bias = getattr(self._ends.lm_head, "bias", None)
-        self._bias = None if bias is None else bias.detach()[chosen]
-        self._known = torch.zeros(
-            len(self._ends.lm_rows), dtype=torch.bool, device=self._rows.device
+        ends = TargetEnds.of(target_model)
+        weight, bias = ends.lm_rows.detach(), getattr(ends.lm_head, "bias", None)
+        chosen = slice(None) if student.draft_ids is None else student.draft_ids
+        self._rows = weight[chosen]
+        self._finish = Finish(
+            None if bias is None else bias.detach()[chosen], ends.logit_scale, ends.softcap
         )
+        self._known = torch.zeros(len(weight), dtype=torch.bool, device=weight.device)
         self._known[chosen] = True
 
     @property
@@ -64,11 +63,14 @@ class DraftModelObjective:
     def __call__(self, batch: Batch) -> LossReport:
         """The loss of a batch: a token's state, in target and student, predicts the token behind it."""
         counts = batch.labelled[:, 1:] & self._known[batch.token_ids[:, 1:]]
-        taught = self._taught(self._states(batch).final[:, :-1][counts])
-        hidden, weight, bias = self._predicted(batch.token_ids[:, :-1])
+        states = self._states(batch).final[:, :-1][counts]
+        taught = teacher_logits(states, self._rows, self._finish)
+        hidden = self._read(batch.token_ids[:, :-1])
+        own = self._student.config.head == "own"
+        weight = self._student.model.get_output_embeddings().weight if own else self._rows
         count = int(counts.sum())
         rows = torch.full((count,), 1.0 / max(count, 1), device=hidden.device)
-        result = soft_cross_entropy(hidden[counts], weight, taught, rows, bias)
+        result = soft_cross_entropy(hidden[counts], weight, taught, rows, self._finish)
         hits = result.hits.sum()[None].float()
         loss = (
             result.loss + 0.0 * hidden.sum()
@@ -79,23 +81,10 @@ class DraftModelObjective:
         """Write the student into a folder."""
         save_student(self._student, folder, int8=self._int8)
 
-    def _taught(self, states: Tensor) -> Tensor:
-        """The target's logits [N, Vd] from its final states [N, h]."""
-        logits = teacher_logits(states, self._rows)
-        return self._ends.finish(logits if self._bias is None else logits + self._bias)
-
-    def _predicted(self, token_ids: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The student's final states [B, T, h], and weight and bias of its head.
-
-        What scales the logits scales the states here; a soft cap leaves their order, and is left out.
-        """
+    def _read(self, token_ids: Tensor) -> Tensor:
+        """The student's final states [B, T, h]."""
         model = self._student.model.train(self._module.training)
         with torch.no_grad():
             embeds = model.get_input_embeddings()(token_ids).float()
-        states = model.get_decoder()(inputs_embeds=embeds, use_cache=False).last_hidden_state
-        if self._ends.logit_scale != 1.0:
-            states = states * self._ends.logit_scale
-        if self._student.config.head == "target":
-            return states, self._rows, self._bias
-        head = model.get_output_embeddings()
-        return states, head.weight, getattr(head, "bias", None)
+        states: Tensor = model.get_decoder()(inputs_embeds=embeds, use_cache=False)[0]
+        return states

@@ -46,7 +46,7 @@ class Measure:
     @property
     def expected_length(self) -> float:
         """Draft tokens accepted in a row, were depths independent: sum over k of a_1 ... a_k."""
-        return sum(accumulate(self.acceptance, mul))
+        return float(sum(accumulate(self.acceptance, mul)))
 
     def as_dict(self) -> dict[str, Any]:
         """One line of `metrics.jsonl`: numbers rounded to what they mean."""
