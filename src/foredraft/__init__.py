@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from foredraft.errors import (
         CacheError,
         ConfigError,
+        DataError,
         ForedraftError,
         ModelError,
         NumericsError,
@@ -38,6 +39,7 @@ _HOMES = {
     "foredraft.errors": [
         "CacheError",
         "ConfigError",
+        "DataError",
         "ForedraftError",
         "ModelError",
         "NumericsError",
@@ -51,6 +53,7 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = [
     "CacheError",
     "ConfigError",
+    "DataError",
     "Engine",
     "ForedraftError",
     "GenerationOptions",
