@@ -22,7 +22,7 @@ from foredraft.drafters.eagle.checkpoint import save_head
 from foredraft.drafters.eagle.head import EagleHead
 from foredraft.train.features import TargetFeatures, TargetStates
 from foredraft.train.objective import Batch, LossReport
-from foredraft.train.soft_loss import soft_cross_entropy, teacher_logits
+from foredraft.train.soft_loss import PLAIN, Finish, soft_cross_entropy, teacher_logits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,9 +68,16 @@ class EagleObjective:
         self._states = TargetFeatures(target_model, head.config.taps)
         ids = head.target_ids if head.config.variant == 3 else label_ids
         rows = head.ends.lm_rows.detach()
-        self._taught_rows = rows if ids is None else rows[ids.to(rows.device)].clone()
+        chosen = slice(None) if ids is None else ids.to(rows.device)
+        self._taught_rows = rows[chosen]
+        bias = head.ends.lm_bias
+        self._finish = Finish(
+            None if bias is None else bias.detach()[chosen],
+            head.ends.logit_scale,
+            head.ends.softcap,
+        )
         self._known = torch.zeros(len(rows), dtype=torch.bool, device=rows.device)
-        self._known[slice(None) if ids is None else ids] = True
+        self._known[chosen] = True
 
     @classmethod
     def for_target(
@@ -103,7 +110,8 @@ class EagleObjective:
         if batch.token_ids.shape[1] < 3:  # nothing stands behind a pair
             zero = sum(p.sum() for p in self.head.parameters()) * 0.0
             return LossReport(zero, torch.zeros(self.steps), torch.zeros(self.steps))  # type: ignore[arg-type]
-        labels = _Labels(batch, teacher_logits(states.final, self._taught_rows), self)
+        taught = teacher_logits(states.final, self._taught_rows, self._finish)
+        labels = _Labels(batch, taught, self._known)
         if self.head.config.variant == 1:
             return self._regression(batch, states, labels)
         return self._training_time_test(batch, states, labels)
@@ -111,14 +119,6 @@ class EagleObjective:
     def save(self, folder: Path) -> None:
         """Write the head, its weights in int8 a row, and its target's rows by reference."""
         save_head(self.head, folder, layout="foredraft")
-
-    def finish(self, logits: Tensor) -> Tensor:
-        """What the target does to the product of hidden state and head."""
-        return self.head.ends.finish(logits)
-
-    def knows(self, token_ids: Tensor) -> Tensor:
-        """bool [..], whether these target ids are among the tokens that are taught."""
-        return self._known[token_ids]
 
     # --- EAGLE-3 ----------------------------------------------------------------------------------
 
@@ -143,11 +143,12 @@ class EagleObjective:
         """Mean soft cross-entropy over the rows that count, [B, R, h] with [B, R] labels."""
         head = self.head
         hidden = (head.norm(output) if head.config.variant == 3 else output)[labels.counts]
-        weight = head.lm_head.weight if head.own_lm_head else self._taught_rows
+        own = head.own_lm_head
+        weight, finish = (head.lm_head.weight, PLAIN) if own else (self._taught_rows, self._finish)
         count = len(hidden)
         rows = torch.full((count,), 1.0 / max(count, 1), device=hidden.device)
         taught = labels.teacher[labels.counts]
-        result = soft_cross_entropy(hidden, weight, taught, rows)
+        result = soft_cross_entropy(hidden, weight, taught, rows, finish)
         hits = result.hits.sum()[None].float()
         return LossReport(result.loss, hits, torch.full_like(hits, count))
 
@@ -182,18 +183,23 @@ class _Labels:
     """What each row of each step should predict.
 
     Row j of step i predicts token j + 2 + i, of which the target's logits stand at j + 1 + i. It counts
-    if the assistant wrote that token and the target's own choice is among the tokens that are taught.
+    if the assistant wrote that token and it is among those that are taught. (The published code asks that of
+    the target's own choice. In greedy text that is the token; where text was sampled, the token's row is all
+    that needs no logits of the whole vocabulary.) A row of a later step counts only if its first step does.
+
+    Args:
+        batch: the texts.
+        taught: [B, T, Vl] the target's logits for the tokens that are taught.
+        known: bool [V], which those are.
     """
 
-    def __init__(self, batch: Batch, taught: Tensor, objective: EagleObjective) -> None:
-        self._teacher = objective.finish(taught)
+    def __init__(self, batch: Batch, taught: Tensor, known: Tensor) -> None:
+        self._teacher = taught
         length = batch.token_ids.shape[1]
         inside = torch.arange(length, device=batch.lengths.device) < batch.lengths[:, None]
         self._predicted = batch.labelled & inside
         self._num_rows = length - 1
-        known = objective.knows(batch.token_ids)
-        # Greedy text holds the target's choices; where it was sampled, the text stands for them.
-        self._predicted &= known
+        self._predicted &= known[batch.token_ids]
 
     def of_all_rows(self) -> _StepLabels:
         """Labels of step 0: [B, T - 1] rows, the last of which predicts nothing."""

@@ -29,32 +29,52 @@ class SoftLoss:
     hits: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """What a frozen head does after its product; see `TargetEnds`.
+
+    Attributes:
+        bias: [Vd] added first, or None.
+        scale: then the logits are multiplied by it.
+        softcap: and capped: c * tanh(logits / c); None caps nothing.
+    """
+
+    bias: Tensor | None = None
+    scale: float = 1.0
+    softcap: float | None = None
+
+
+PLAIN = Finish()
+
+
 def soft_cross_entropy(
     hidden: Tensor,
     weight: Tensor,
     teacher: Tensor,
     row_weights: Tensor,
-    bias: Tensor | None = None,
+    finish: Finish = PLAIN,
 ) -> SoftLoss:
-    """-sum_n row_weights[n] sum_v softmax(teacher[n])[v] log softmax(hidden[n] @ weight.T)[v].
+    """-sum_n row_weights[n] sum_v softmax(teacher[n])[v] log softmax(finish(hidden[n] @ weight.T))[v].
 
     Args:
         hidden: [N, h] what the language-model head reads; gets a gradient.
         weight: [Vd, h] its rows; get a gradient if they require one.
         teacher: [N, Vd] the target's logits for the same tokens; no gradient.
         row_weights: float [N].
-        bias: [Vd] of the head, without a gradient.
+        finish: what is done to the products; without a gradient of its own.
 
     Products are taken in the dtype of autocast, where it is on; sums and exponentials in float32.
     """
-    loss, hits = _SoftCrossEntropy.apply(hidden, weight, teacher, row_weights, bias)  # type: ignore[no-untyped-call]
+    loss, hits = _SoftCrossEntropy.apply(hidden, weight, teacher, row_weights, finish)  # type: ignore[no-untyped-call]
     return SoftLoss(loss, hits)
 
 
-def teacher_logits(states: Tensor, weight: Tensor) -> Tensor:
+def teacher_logits(states: Tensor, weight: Tensor, finish: Finish = PLAIN) -> Tensor:
     """The target's logits [.., Vd] for chosen tokens alone: final hidden states [.., h] times rows [Vd, h]."""
     with torch.no_grad():
-        return F.linear(states.to(weight.dtype), weight)
+        logits = F.linear(states.to(weight.dtype), weight, finish.bias) * finish.scale
+        cap = finish.softcap
+        return logits if cap is None else cap * torch.tanh(logits / cap)
 
 
 class _SoftCrossEntropy(torch.autograd.Function):
@@ -65,13 +85,14 @@ class _SoftCrossEntropy(torch.autograd.Function):
         weight: Tensor,
         teacher: Tensor,
         row_weights: Tensor,
-        bias: Tensor | None,
+        finish: Finish,
     ) -> tuple[Tensor, Tensor]:
         kind = hidden.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
         rows, columns = hidden.detach().to(dtype), weight.detach().to(dtype)
-        logits = F.linear(rows, columns, None if bias is None else bias.to(dtype))
-        loss, hits = _to_gradient(logits, teacher, row_weights)
+        bias = None if finish.bias is None else finish.bias.to(dtype)
+        logits = F.linear(rows, columns, bias)
+        loss, hits = _to_gradient(logits, teacher, row_weights, finish)
         ctx.dtypes = hidden.dtype, weight.dtype
         ctx.hidden_gradient = logits @ columns if ctx.needs_input_grad[0] else None
         ctx.weight_gradient = logits.T @ rows if ctx.needs_input_grad[1] else None
@@ -90,18 +111,25 @@ class _SoftCrossEntropy(torch.autograd.Function):
         )
 
 
-def _to_gradient(logits: Tensor, teacher: Tensor, row_weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Overwrite logits [N, Vd] with the loss's gradient; returns the loss and the hits [N]."""
+def _to_gradient(
+    logits: Tensor, teacher: Tensor, row_weights: Tensor, finish: Finish
+) -> tuple[Tensor, Tensor]:
+    """Overwrite products [N, Vd] with the loss's gradient; returns the loss and the hits [N]."""
     losses, hits = [], []
     for rows in range(0, len(logits), CHUNK_ROWS):
         part = slice(rows, rows + CHUNK_ROWS)
-        scores, taught = logits[part].float(), teacher[part].float()
+        scores, taught = logits[part].float() * finish.scale, teacher[part].float()
+        slope: Tensor | float = finish.scale
+        if finish.softcap is not None:
+            scores = (scores / finish.softcap).tanh_()
+            slope = (1 - scores.square()) * finish.scale
+            scores = scores * finish.softcap
         hits.append(scores.max(-1).indices == taught.max(-1).indices)
         taught = taught.softmax(-1)
         log_probs = scores.log_softmax(-1)
         losses.append(-(taught * log_probs).sum(-1) * row_weights[part])
         gradient = log_probs.exp_().sub_(taught).mul_(row_weights[part, None])
-        logits[part] = gradient
+        logits[part] = gradient.mul_(slope)
     if not losses:
         return logits.new_zeros((), dtype=torch.float32), torch.zeros(0, dtype=torch.bool)
     return torch.cat(losses).sum(), torch.cat(hits)

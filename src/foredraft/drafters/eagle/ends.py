@@ -57,6 +57,13 @@ class TargetEnds:
         return weight
 
     @property
+    def lm_bias(self) -> Tensor | None:
+        """[rows] the language-model head's bias, if it has one."""
+        bias = getattr(self.lm_head, "bias", None)
+        assert bias is None or isinstance(bias, Tensor)
+        return bias
+
+    @property
     def _embed_weight(self) -> Tensor:
         weight = self.embed.weight
         assert isinstance(weight, Tensor)

@@ -120,6 +120,7 @@ class EagleHead(nn.Module):
     embed_tokens: nn.Module
     target_ids: Tensor | None
     lm_rows: Tensor | None
+    lm_bias: Tensor | None
 
     def __init__(
         self,
@@ -155,12 +156,15 @@ class EagleHead(nn.Module):
             self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         else:
             object.__setattr__(self, "embed_tokens", self.ends.embed)
-        rows = None
+        rows = bias = None
         if self.own_lm_head:
             self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
         elif self.target_ids is not None:
-            rows = self.ends.lm_rows.detach()[self.target_ids.to(self.ends.lm_rows.device)]
+            ids = self.target_ids.to(self.ends.lm_rows.device)
+            rows = self.ends.lm_rows.detach()[ids]
+            bias = None if self.ends.lm_bias is None else self.ends.lm_bias.detach()[ids]
         self.register_buffer("lm_rows", rows, persistent=False)
+        self.register_buffer("lm_bias", bias, persistent=False)
 
     def _add_fusion(self) -> None:
         config = self.config
@@ -245,7 +249,7 @@ class EagleHead(nn.Module):
             logits: Tensor = self.lm_head(hidden)
             return logits
         if self.lm_rows is not None:
-            return self.ends.finish(F.linear(hidden, self.lm_rows))
+            return self.ends.finish(F.linear(hidden, self.lm_rows, self.lm_bias))
         return self.ends.logits(hidden)
 
 
