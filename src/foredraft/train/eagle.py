@@ -108,8 +108,8 @@ class EagleObjective:
         """The loss of a batch; hits and counted [K] say how often each depth's best token was right."""
         states = self._states(batch)
         if batch.token_ids.shape[1] < 3:  # nothing stands behind a pair
-            zero = sum(p.sum() for p in self.head.parameters()) * 0.0
-            return LossReport(zero, torch.zeros(self.steps), torch.zeros(self.steps))  # type: ignore[arg-type]
+            zero = torch.stack([p.sum() for p in self.head.parameters()]).sum() * 0.0
+            return LossReport(zero, zero.new_zeros(self.steps), zero.new_zeros(self.steps))
         taught = teacher_logits(states.final, self._taught_rows, self._finish)
         labels = _Labels(batch, taught, self._known)
         if self.head.config.variant == 1:
@@ -271,7 +271,7 @@ class _Unroll:
         self._later.append((key, value))
         keys, values = self._first
         batch, heads, count, width = query.shape
-        groups = query.unflatten(1, (keys.shape[1], -1)) / math.sqrt(width)  # [B, Hkv, G, R, D]
+        groups = query.reshape(batch, keys.shape[1], -1, count, width) / math.sqrt(width)
         seen = torch.arange(keys.shape[2], device=keys.device) <= self._rows[..., None]
         context = torch.matmul(groups, keys[:, :, None].transpose(-1, -2))
         context = context.masked_fill(~seen[:, None, None], -torch.inf)

@@ -135,7 +135,7 @@ def _check_exchanged(model: Any) -> None:
     calls = _Counting()
     ids = torch.zeros(1, 2, dtype=torch.int64, device=model.get_input_embeddings().weight.device)
     try:
-        LockstepDecoder(model)._forward([calls], ids)  # type: ignore[list-item]
+        LockstepDecoder(model)._forward([calls], ids)
     except Exception as error:
         raise ModelError(
             f"{name} cannot write many texts at once ({error}); give answers of your own"

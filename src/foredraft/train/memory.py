@@ -32,4 +32,4 @@ def reuse_freed_memory() -> bool:
         (_M_TRIM_THRESHOLD, _NEVER),
         (_M_TOP_PAD, _TOP_PAD),
     )
-    return min(mallopt(name, value) for name, value in settings) == 1
+    return bool(min(mallopt(name, value) for name, value in settings) == 1)
