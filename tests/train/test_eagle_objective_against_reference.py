@@ -58,7 +58,9 @@ def batch_of(texts: Sequence[Sequence[int]]) -> Batch:
     for row, (text, prompt) in enumerate(zip(texts, PROMPTS, strict=False)):
         labelled[row, prompt : len(text)] = True
     padded = torch.tensor([[*text, *[0] * (longest - len(text))] for text in texts])
-    return Batch(padded, torch.tensor([len(text) for text in texts]), labelled)
+    return Batch(
+        padded, torch.tensor([len(text) for text in texts]), labelled, torch.arange(len(texts))
+    )
 
 
 def cross_entropy(teacher: Tensor, student: Tensor) -> float:

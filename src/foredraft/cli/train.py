@@ -29,6 +29,10 @@ Resume = Annotated[
 DraftVocab = Annotated[
     int, typer.Option(help="Tokens of the drafter's head, the most frequent ones; 0 for all.")
 ]
+KeepStates = Annotated[
+    bool,
+    typer.Option(help="Keep the model's hidden states beside the corpus: later epochs are faster."),
+]
 StartFrom = Annotated[
     Path | None, typer.Option(help="Begin with the weights of a drafter that was trained before.")
 ]
@@ -56,6 +60,7 @@ def draft_model(
         bool, typer.Option("--int8/--bfloat16", help="How weights are stored in the end.")
     ] = True,
     start_from: StartFrom = None,
+    keep_states: KeepStates = True,
     resume: Resume = False,
     dtype: common.Dtype = None,
 ) -> None:
@@ -72,12 +77,12 @@ def draft_model(
             student = build_student(setting.model, layers, take, ids, own_head)  # type: ignore[arg-type]
         else:
             student = load_student(start_from, setting.model)
-        made = DraftModelObjective(setting.model, student, int8=int8)
+        made = DraftModelObjective(setting.model, student, int8=int8, cache=setting.cache)
         setting.start_from(start_from, made.module)
         return made, {"kind": "draft-model", **asdict(student.config), "int8": int8}
 
     with clear_failures():
-        train(objective, train_options(options), data, out, model, dtype, resume)
+        train(objective, train_options(options), data, out, model, dtype, resume, keep_states)
 
 
 @app.command()
@@ -118,6 +123,7 @@ def eagle(
         str, typer.Option(help="Weights to begin with: last-layer (the model's) or random.")
     ] = "last-layer",
     start_from: StartFrom = None,
+    keep_states: KeepStates = True,
     resume: Resume = False,
     dtype: common.Dtype = None,
 ) -> None:
@@ -142,7 +148,7 @@ def eagle(
 
     with clear_failures():
         _check_variant(variant, {1: of_one, 3: of_three | {"taps": taps}})
-        train(objective, train_options(options), data, out, model, dtype, resume)
+        train(objective, train_options(options), data, out, model, dtype, resume, keep_states)
 
 
 def _check_variant(variant: int, belongs: dict[int, dict[str, Any]]) -> None:

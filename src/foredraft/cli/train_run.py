@@ -41,6 +41,7 @@ def train(
     model: str,
     dtype: str | None,
     resume: bool,
+    keep_states: bool,
 ) -> None:
     """Train; exits with 130 if it was interrupted. Errors as in `fit` and `foredraft.load`."""
     corpus = Corpus(data)
@@ -48,7 +49,7 @@ def train(
     console = _console(quiet=not accelerator.is_main_process)
     reuse_freed_memory()
     loaded, tokenizer = _load(model, dtype, str(accelerator.device), console)
-    setting = Setting(loaded, tokenizer, corpus)
+    setting = Setting(loaded, tokenizer, corpus, keep_states)
     torch.manual_seed(options.seed)  # weights that begin at random
     objective, facts = make_objective(setting)
     recipe = {**facts, "target": setting.identity(), "notes": _notes(model, data, accelerator)}

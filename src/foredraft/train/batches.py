@@ -148,7 +148,7 @@ class Batches:
 
     def read(self, indices: Indices) -> Batch:
         """These samples as a batch."""
-        return collate([self._corpus[int(i)] for i in indices], self._options.max_length)
+        return collate([self._corpus[int(i)] for i in indices], self._options.max_length, indices)
 
     @property
     def _batches_a_step(self) -> int:
@@ -167,8 +167,8 @@ class Batches:
         return [b for group in groups for b in plan_batches(group, self._lengths, size, random)]
 
 
-def collate(samples: Sequence[AnySample], max_length: int) -> Batch:
-    """Rows of samples cut to `max_length`, padded to the longest; marks are cut with the tokens."""
+def collate(samples: Sequence[AnySample], max_length: int, indices: Indices | None = None) -> Batch:
+    """Rows of samples cut to `max_length`, padded to the longest; marks are cut with the tokens; `indices` int64 [B] in the corpus."""
     lengths = [min(len(sample.token_ids), max_length) for sample in samples]
     token_ids = np.zeros((len(samples), max(lengths)), np.int64)
     labelled = np.zeros(token_ids.shape, np.bool_)
@@ -177,7 +177,9 @@ def collate(samples: Sequence[AnySample], max_length: int) -> Batch:
         for first, stop in sample.spans:
             labelled[row, first : min(stop, length)] = True
     labelled[:, 0] = False  # nothing stands before it that could predict it
-    return Batch(torch.from_numpy(token_ids), torch.tensor(lengths), torch.from_numpy(labelled))
+    numbers = np.arange(len(samples)) if indices is None else np.asarray(indices, np.int64)
+    marks, places = torch.from_numpy(labelled), torch.from_numpy(numbers)
+    return Batch(torch.from_numpy(token_ids), torch.tensor(lengths), marks, places)
 
 
 def plan_batches(

@@ -14,6 +14,7 @@ from foredraft.drafters.student_files import save_student
 from foredraft.train.features import TargetFeatures
 from foredraft.train.objective import Batch, LossReport
 from foredraft.train.soft_loss import Finish, soft_cross_entropy, teacher_logits
+from foredraft.train.state_cache import StateCache
 
 
 class Owned(nn.Module):
@@ -38,13 +39,20 @@ class DraftModelObjective:
         int8: save matrices as int8 with a scale a row, instead of bfloat16.
     """
 
-    def __init__(self, target_model: Any, student: StudentModel, *, int8: bool = True) -> None:
+    def __init__(
+        self,
+        target_model: Any,
+        student: StudentModel,
+        *,
+        int8: bool = True,
+        cache: StateCache | None = None,
+    ) -> None:
         self._student, self._int8 = student, int8
         for parameter in student.owned.values():
             parameter.data = parameter.data.float()
         self._module = Owned(student)
         last = target_model.config.num_hidden_layers
-        self._states = TargetFeatures(target_model, (last,))
+        self._states = TargetFeatures(target_model, (last,), cache)
         ends = TargetEnds.of(target_model)
         weight, bias = ends.lm_rows.detach(), getattr(ends.lm_head, "bias", None)
         chosen = slice(None) if student.draft_ids is None else student.draft_ids

@@ -23,6 +23,7 @@ from foredraft.drafters.eagle.head import EagleHead
 from foredraft.train.features import TargetFeatures, TargetStates
 from foredraft.train.objective import Batch, LossReport
 from foredraft.train.soft_loss import PLAIN, Finish, soft_cross_entropy, teacher_logits
+from foredraft.train.state_cache import StateCache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +56,7 @@ class EagleObjective:
         target_model: the frozen target.
         loss: its parts.
         label_ids: int64 [Vl], tokens that the soft-label loss of EAGLE-1 looks at; None looks at all.
+        cache: where the target's states are kept; None computes them for each batch.
     """
 
     def __init__(
@@ -63,9 +65,10 @@ class EagleObjective:
         target_model: Any,
         loss: EagleLoss | None = None,
         label_ids: Tensor | None = None,
+        cache: StateCache | None = None,
     ) -> None:
         self.head, self.loss = head, loss or EagleLoss()
-        self._states = TargetFeatures(target_model, head.config.taps)
+        self._states = TargetFeatures(target_model, head.config.taps, cache)
         ids = head.target_ids if head.config.variant == 3 else label_ids
         rows = head.ends.lm_rows.detach()
         chosen = slice(None) if ids is None else ids.to(rows.device)
@@ -87,12 +90,13 @@ class EagleObjective:
         *,
         draft_ids: Tensor | None = None,
         loss: EagleLoss | None = None,
+        cache: StateCache | None = None,
         **choices: Any,
     ) -> EagleObjective:
         """An objective with a fresh head; choices as in `EagleHead.for_target`."""
         own_ids = draft_ids if variant == 3 else None
         head = EagleHead.for_target(target_model, variant, draft_ids=own_ids, **choices)  # type: ignore[arg-type]
-        return cls(head.float(), target_model, loss, draft_ids)
+        return cls(head.float(), target_model, loss, draft_ids, cache)
 
     @property
     def module(self) -> nn.Module:

@@ -58,11 +58,17 @@ def eagle_objective(
     if start_from is None:
         choices = {"taps": taps} if variant == 3 else {}
         objective = EagleObjective.for_target(
-            setting.model, variant, draft_ids=ids, loss=loss, init=init, **choices
+            setting.model,
+            variant,
+            draft_ids=ids,
+            loss=loss,
+            cache=setting.cache,
+            init=init,
+            **choices,
         )
     else:
         head = load_head(start_from, setting.model, variant=variant)  # type: ignore[arg-type]
-        objective = EagleObjective(head.float().train(), setting.model, loss, ids)
+        objective = EagleObjective(head.float().train(), setting.model, loss, ids, setting.cache)
         setting.start_from(start_from, head)
     return objective, _facts(setting, objective, ids)
 

@@ -18,11 +18,13 @@ class Batch:
         token_ids: int64 [B, T], padded on the right with 0.
         lengths: int64 [B], tokens of each row.
         labelled: bool [B, T]: this token was written by the assistant, so it is something to predict.
+        samples: int64 [B], which samples of the corpus these are.
     """
 
     token_ids: Tensor
     lengths: Tensor
     labelled: Tensor
+    samples: Tensor
 
     def to(self, device: torch.device) -> Batch:
         """The batch on a device; the copy may still be under way when this returns."""
@@ -30,7 +32,7 @@ class Batch:
             return self
         moved = (
             t.pin_memory().to(device, non_blocking=True)
-            for t in (self.token_ids, self.lengths, self.labelled)
+            for t in (self.token_ids, self.lengths, self.labelled, self.samples)
         )
         return Batch(*moved)
 

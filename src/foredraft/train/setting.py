@@ -18,9 +18,11 @@ from foredraft.train.checkpoints import Checkpoints
 from foredraft.train.corpus import Corpus
 from foredraft.train.data import tokenizer_digest, weights_digest
 from foredraft.train.folder import CHECKPOINTS
+from foredraft.train.state_cache import StateCache
 from foredraft.train.vocabulary import coverage, most_frequent, token_counts
 
 DIGITS = 16
+STATES = "states"
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class Setting:
         model: the `transformers` model, on its device.
         tokenizer: its tokenizer; None if there is none.
         corpus: the samples.
+        keep_states: keep the target's hidden states beside the corpus, for later epochs and runs.
 
     Raises:
         DataError: the corpus was made with another tokenizer or vocabulary.
@@ -39,6 +42,7 @@ class Setting:
     model: Any
     tokenizer: Any | None
     corpus: Corpus
+    keep_states: bool = False
 
     def __post_init__(self) -> None:
         self.model.requires_grad_(False)
@@ -58,6 +62,27 @@ class Setting:
                 f"{self.corpus.folder} was made with another tokenizer or chat template than this model's; "
                 "make a corpus with this model"
             )
+
+    @cached_property
+    def cache(self) -> StateCache | None:
+        """Where the target's states are kept, if they are.
+
+        Raises:
+            ConfigError: the disk has no room for them.
+        """
+        if not self.keep_states:
+            return None
+        config = hf_facts.text_config(self.model)
+        key = {"target": self.identity(), "tokens": self._token_digest()}
+        lengths, width = self.corpus.lengths, int(config.hidden_size)
+        return StateCache(self.corpus.folder / STATES, key, lengths, width, self.model.dtype)
+
+    def _token_digest(self) -> str:
+        """Changes with every token of the corpus."""
+        digest = hashlib.sha256()
+        for sample in self.corpus:
+            digest.update(sample.token_ids.tobytes())
+        return digest.hexdigest()[:DIGITS]
 
     @cached_property
     def counts(self) -> NDArray[np.int64]:

@@ -47,11 +47,11 @@ class WholeLoss(nn.Module):
         self._device = device
 
     def forward(
-        self, token_ids: Tensor, lengths: Tensor, labelled: Tensor
+        self, token_ids: Tensor, lengths: Tensor, labelled: Tensor, samples: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Loss, hits [K] and counted [K] of a batch, float32."""
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._half):
-            report = self._unregistered[0](Batch(token_ids, lengths, labelled))
+            report = self._unregistered[0](Batch(token_ids, lengths, labelled, samples))
         return report.loss.float(), report.hits.float().detach(), report.counted.float().detach()
 
 
@@ -168,9 +168,9 @@ def _sums(loss: Tensor, hits: Tensor, counted: Tensor) -> Tensor:
     return torch.where(finite, sums, torch.zeros_like(sums))
 
 
-def _tensors(batch: Batch, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+def _tensors(batch: Batch, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     batch = batch.to(device)
-    return batch.token_ids, batch.lengths, batch.labelled
+    return batch.token_ids, batch.lengths, batch.labelled, batch.samples
 
 
 @contextmanager

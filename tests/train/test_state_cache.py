@@ -1,0 +1,114 @@
+"""States that are read from disk are those that a pass gives, and none is read that was not written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from foredraft.errors import ConfigError
+from foredraft.train import state_cache
+from foredraft.train.batches import collate
+from foredraft.train.corpus import Sample
+from foredraft.train.features import TargetFeatures
+from foredraft.train.objective import Batch
+from foredraft.train.state_cache import StateCache
+from tests.tiny_models import tiny_llama
+
+LENGTHS = np.array([7, 3, 12, 5])
+
+
+def samples() -> list[Sample]:
+    random = np.random.default_rng(0)
+    return [Sample(random.integers(3, 97, n), ((1, int(n)),)) for n in LENGTHS]
+
+
+def batch(*indices: int, max_length: int = 100) -> Batch:
+    chosen = [samples()[i] for i in indices]
+    return collate(chosen, max_length, np.array(indices))
+
+
+def cache(folder: Path, **key: Any) -> StateCache:
+    return StateCache(folder, {"target": 1, **key}, LENGTHS, 32, torch.float32)
+
+
+class CountingPasses(TargetFeatures):
+    passes = 0
+
+    def _computed(self, batch: Batch) -> dict[int, torch.Tensor]:
+        self.passes += 1
+        return super()._computed(batch)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_second_reading_needs_no_pass_and_gives_the_same(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    model = tiny_llama(dtype=dtype)
+    kept = StateCache(tmp_path, {}, LENGTHS, 32, dtype)
+    features = CountingPasses(model, (1, 0), kept)
+    first = features(batch(0, 2, 1))
+    again = features(batch(0, 2, 1))
+    assert features.passes == 1
+    for length, row in ((7, 0), (12, 1), (3, 2)):
+        assert torch.equal(first.features[row, :length], again.features[row, :length])
+        assert torch.equal(first.final[row, :length], again.final[row, :length])
+    assert again.features.shape == first.features.shape
+    assert not again.features[2, 3:].any()
+
+
+def test_states_do_not_depend_on_batch_order_or_company(tmp_path: Path) -> None:
+    model = tiny_llama()
+    features = CountingPasses(model, (1,), cache(tmp_path))
+    features(batch(0, 1, 2))
+    features(batch(3))
+    mixed = features(batch(3, 1, 0))
+    assert features.passes == 2
+    plain = TargetFeatures(model, (1,))
+    for row, i in enumerate((3, 1, 0)):
+        alone = plain(batch(i))
+        length = LENGTHS[i]
+        torch.testing.assert_close(mixed.features[row, :length], alone.features[0])
+        torch.testing.assert_close(mixed.final[row, :length], alone.final[0])
+
+
+def test_a_longer_cut_is_computed_anew_and_a_shorter_one_is_there(tmp_path: Path) -> None:
+    features = CountingPasses(tiny_llama(), (1,), cache(tmp_path))
+    features(batch(2, max_length=6))
+    features(batch(2, max_length=4))
+    assert features.passes == 1
+    features(batch(2, max_length=12))
+    assert features.passes == 2
+
+
+def test_another_run_reads_what_this_one_kept_and_another_target_does_not(tmp_path: Path) -> None:
+    model = tiny_llama()
+    TargetFeatures(model, (0, 1), cache(tmp_path))(batch(0, 1))
+    again = CountingPasses(model, (1,), cache(tmp_path))
+    again(batch(1, 0))
+    assert again.passes == 0
+    other = CountingPasses(model, (1,), cache(tmp_path, target=2))
+    other(batch(1, 0))
+    assert other.passes == 1
+
+
+def test_the_final_state_gives_the_targets_logits(tmp_path: Path) -> None:
+    """Features and labels come from one and the same state, after the final norm."""
+    model = tiny_llama()
+    features = TargetFeatures(model, (2,), cache(tmp_path))
+    for _ in range(2):
+        states = features(batch(0, 3))
+        assert torch.equal(states.features, states.final)
+        logits = model(torch.from_numpy(samples()[0].token_ids)[None]).logits[0]
+        torch.testing.assert_close(model.lm_head(states.final[0, :7]), logits)
+
+
+def test_a_full_disk_is_found_before_a_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_cache, "MOST_OF_DISK", 0.0)
+    with pytest.raises(ConfigError, match="--no-keep-states"):
+        TargetFeatures(tiny_llama(), (1,), cache(tmp_path))(batch(0))
