@@ -173,15 +173,22 @@ def test_greedy_rows_take_the_best_token_and_rows_without_a_draw_nothing() -> No
         choose(logits, [Draw(0.0), None, Draw(1.0)])
 
 
+def spans_of(script: Script, reply: list[int]) -> tuple[tuple[int, int], ...]:
+    """What is labelled when these tokens are drawn again and again."""
+    asked, count = next(script), 0
+    while True:
+        count += isinstance(asked, Draw)
+        token = asked.token_id if isinstance(asked, Given) else reply[(count - 1) % len(reply)]
+        try:
+            asked = script.send(token)
+        except StopIteration as end:
+            return end.value.spans
+
+
 def test_replies_that_repeat_themselves_end() -> None:
     mixture = Mixture(greedy_share=1, max_reply_tokens=500, max_length=600, max_looping=20)
     script = answers(FRAME, [[1, 5]], mixture, 0, 0)
-    token, count = next(script), 0
-    with pytest.raises(StopIteration) as end:
-        while True:
-            token = script.send(token.token_id if isinstance(token, Given) else 40 + count % 4)
-            count += isinstance(token, Draw)
-    (first, stop), *_ = end.value.value.spans
+    (first, stop), *_ = spans_of(script, [40, 41, 42, 43])
     assert stop - first == 4 + 8 - 1 + 20  # the first 8-gram that repeats ends with the 12th token
 
 

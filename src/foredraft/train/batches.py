@@ -168,7 +168,10 @@ class Batches:
 
 
 def collate(samples: Sequence[AnySample], max_length: int, indices: Indices | None = None) -> Batch:
-    """Rows of samples cut to `max_length`, padded to the longest; marks are cut with the tokens; `indices` int64 [B] in the corpus."""
+    """Rows of samples cut to `max_length`, padded to the longest; marks are cut with the tokens.
+
+    `indices`, int64 [B], say which samples of the corpus they are.
+    """
     lengths = [min(len(sample.token_ids), max_length) for sample in samples]
     token_ids = np.zeros((len(samples), max(lengths)), np.int64)
     labelled = np.zeros(token_ids.shape, np.bool_)

@@ -70,7 +70,7 @@ def soft_cross_entropy(
 
 
 def teacher_logits(states: Tensor, weight: Tensor, finish: Finish = PLAIN) -> Tensor:
-    """The target's logits [.., Vd] for chosen tokens alone: final hidden states [.., h] times rows [Vd, h]."""
+    """The target's logits [.., Vd] for chosen tokens: final hidden states [.., h] times rows [Vd, h]."""
     with torch.no_grad():
         logits = F.linear(states.to(weight.dtype), weight, finish.bias) * finish.scale
         cap = finish.softcap
