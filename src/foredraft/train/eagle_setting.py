@@ -56,7 +56,9 @@ def eagle_objective(
     loss = EagleLoss(**chosen)
     ids = setting.draft_ids(draft_vocab) if variant == 1 or start_from is None else None
     if start_from is None:
-        choices = {"taps": taps} if variant == 3 else {}
+        choices: dict[str, Any] = {"max_positions": int(setting.corpus.lengths.max())}
+        if variant == 3:
+            choices["taps"] = taps
         objective = EagleObjective.for_target(
             setting.model,
             variant,

@@ -27,6 +27,7 @@ def head_for_target(
     fc_norm: bool | None = None,
     init: Init = "last-layer",
     own_lm_head: bool | None = None,
+    max_positions: int | None = None,
 ) -> EagleHead:
     """A head to be trained for a target, in the target's dtype and on its device.
 
@@ -45,6 +46,8 @@ def head_for_target(
         init: "last-layer" or "random".
         own_lm_head: a trainable copy of the target's language-model head (rows `draft_ids`), instead
             of the target's frozen rows; None does so for variant 3.
+        max_positions: rows of text that it is trained to attend to, which it is held to when it drafts;
+            None takes the target's own limit.
 
     Raises:
         ConfigError: a choice that belongs to the other variant, or is not possible for this target.
@@ -60,6 +63,7 @@ def head_for_target(
         taps=taps,
         draft_vocab_size=None if draft_ids is None else len(draft_ids),
         fc_norm=variant == 3 if fc_norm is None else fc_norm,
+        max_positions=max_positions,
     )
     ids = draft_ids if config.is_reduced else None
     own = variant == 3 if own_lm_head is None else own_lm_head
@@ -81,6 +85,7 @@ def config_for_target(
     taps: Sequence[int] | None,
     draft_vocab_size: int | None,
     fc_norm: bool,
+    max_positions: int | None = None,
 ) -> HeadConfig:
     """The architecture of a new head, with the target's sizes. Errors as in `head_for_target`."""
     config = target_model.config.get_text_config(decoder=True)
@@ -92,6 +97,7 @@ def config_for_target(
         if not 0 <= tap <= layers:
             raise ConfigError(f"tap {tap} is not among the target's hidden states 0 to {layers}")
     heads, size = config.num_attention_heads, config.hidden_size
+    limit = getattr(config, "max_position_embeddings", None) or 2048
     rows = int(target_model.get_output_embeddings().weight.shape[0])
     attention = getattr(_last_layer(target_model), "self_attn", None)
     return HeadConfig(
@@ -109,7 +115,7 @@ def config_for_target(
         rms_norm_eps=getattr(config, "rms_norm_eps", None) or 1e-5,
         hidden_act=_activation(config),
         rope_parameters=_rope(config),
-        max_position_embeddings=getattr(config, "max_position_embeddings", None) or 2048,
+        max_position_embeddings=min(limit, max_positions or limit),
         attention_bias=getattr(getattr(attention, "q_proj", None), "bias", None) is not None,
         output_bias=getattr(getattr(attention, "o_proj", None), "bias", None) is not None,
         fc_norm=fc_norm,
