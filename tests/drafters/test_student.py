@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import PhiConfig
 
 import foredraft
 from foredraft import GenerationOptions
@@ -25,7 +26,15 @@ from foredraft.drafters.student_files import (
 from foredraft.engine.engine import Engine
 from foredraft.errors import ConfigError, ModelError
 from tests.tiny_folders import save_folder
-from tests.tiny_models import TREE_MODELS, VOCAB_SIZE, tiny_gemma3, tiny_llama, tiny_tied_llama
+from tests.tiny_models import (
+    SMALL,
+    TREE_MODELS,
+    VOCAB_SIZE,
+    build,
+    tiny_gemma3,
+    tiny_llama,
+    tiny_tied_llama,
+)
 
 IDS = torch.arange(2, VOCAB_SIZE, 3)
 TEXT = torch.tensor([[5, 9, 3, 70, 96, 1, 12, 40]])
@@ -68,6 +77,22 @@ def test_only_layers_norms_and_its_own_head_are_owned(target: Any) -> None:
     assert embedding.data_ptr() == target.get_input_embeddings().weight.data_ptr()
     trained = {id(p) for p in student.model.parameters() if p.requires_grad}
     assert trained == {id(p) for p in student.owned.values()}
+
+
+@pytest.mark.parametrize("ids", [None, IDS])
+@pytest.mark.parametrize("own_head", [False, True])
+def test_a_bias_of_the_head_stays_the_targets(ids: torch.Tensor | None, own_head: bool) -> None:
+    """What is owned is in the model and can be trained, so a bias that nothing trains is not."""
+    target = build(PhiConfig(**SMALL | {"num_key_value_heads": 4}))
+    torch.nn.init.normal_(target.lm_head.bias)
+    student = build_student(target, 1, draft_ids=ids, own_head=own_head)
+    inside = dict(student.model.named_parameters())
+    assert all(inside.get(name) is parameter for name, parameter in student.owned.items())
+    assert [name for name in student.owned if name.startswith("lm_head.")] == (
+        ["lm_head.weight"] if own_head else []
+    )
+    rows = slice(None) if ids is None else ids
+    assert inside["lm_head.bias"].equal(target.lm_head.bias[rows])
 
 
 def test_layers_are_the_ones_asked_for() -> None:

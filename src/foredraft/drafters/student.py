@@ -166,6 +166,7 @@ def _hollow(target_model: Any, picks: Sequence[int]) -> Any:
 def _fill(model: Any, target_model: Any, picks: Sequence[int]) -> dict[str, nn.Parameter]:
     """Give a hollow model memory: copies in layers and norms, the target's elsewhere. Gives the copies."""
     place = _layers_name(target_model)
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
     owned: dict[str, nn.Parameter] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         source = _counterpart(target_model, name, place, picks)
@@ -174,7 +175,8 @@ def _fill(model: Any, target_model: Any, picks: Sequence[int]) -> dict[str, nn.P
                 continue
             data = getattr(source, key).detach()
             full = f"{name}.{key}" if name else key
-            if full.startswith(f"{place}.") or data.dim() == 1:
+            in_layers = full.startswith(f"{place}.")
+            if in_layers or (data.dim() == 1 and not any(module is end for end in ends)):
                 owned[full] = module._parameters[key] = nn.Parameter(data.clone())
             else:
                 module._parameters[key] = nn.Parameter(data, requires_grad=False)
