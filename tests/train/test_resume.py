@@ -16,6 +16,7 @@ import torch
 from foredraft.errors import ConfigError
 from foredraft.train.checkpoints import Checkpoints, random_states, restore_random_states
 from foredraft.train.loop import fit
+from foredraft.train.metrics import Measure
 from tests.train.run_toy import train_toy
 from tests.train.toy_training import ToyObjective, counting_corpus, sample, toy_options
 
@@ -76,6 +77,22 @@ def test_a_killed_run_goes_on_to_the_very_same_weights(tmp_path: Path, one_threa
     assert same(train_toy(cut), weights)
     assert (whole / "toy.json").read_text() == (cut / "toy.json").read_text()
     assert metrics(whole) == metrics(cut), "a line is missing or stands there twice"
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(tmp_path: Path) -> None:
+    def killed(measure: Measure) -> None:
+        if measure.step >= 5:
+            raise KeyboardInterrupt
+
+    whole, cut = ToyObjective(), ToyObjective()
+    fit(whole, counting_corpus(), toy_options(), tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        fit(ToyObjective(), counting_corpus(), toy_options(), tmp_path / "cut", report=killed)
+    assert metrics(tmp_path / "cut")
+    assert not list((tmp_path / "cut").glob("checkpoints/step-*"))
+    fit(cut, counting_corpus(), toy_options(), tmp_path / "cut", resume=True)
+    assert same(whole.module.state_dict(), cut.module.state_dict())
+    assert metrics(tmp_path / "whole") == metrics(tmp_path / "cut")
 
 
 def test_two_processes_train_one_model(tmp_path: Path) -> None:

@@ -30,6 +30,8 @@ from foredraft.train.stepping import Stepper, make_accelerator
 
 FORMAT = 1
 HELD_OUT_SEED = 1
+BEFORE_ALL = -1
+"""A step of which there is no line of metrics, nor of any before it."""
 MOST_SKIPPED = 0.5
 """Share of the steps between two lines of metrics that may be skipped; more is an error."""
 
@@ -263,9 +265,11 @@ class _Run:
         self._saved_s = self._at.elapsed_s
 
     def _restore(self) -> bool:
-        """Go back to the last checkpoint, if there is one."""
+        """Go back to the last checkpoint, if there is one; else to the beginning."""
         state = self._folder.checkpoints.latest()
         if state is None:
+            if self._accelerator.is_main_process:
+                self._folder.metrics.keep_until(BEFORE_ALL)  # an earlier process was killed
             return False
         self._stepper.load(state)
         self._at = Position(**state["position"])
