@@ -93,6 +93,14 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_corpus(folder / "model", folder / "data")
 
 
+@pytest.fixture(scope="module")
+def trained(data: Path) -> Path:
+    """A folder with a drafter of each kind, trained on `data` beside it."""
+    for kind in KINDS:
+        assert train(kind, data, data.parent / "trained" / kind).exit_code == 0
+    return data.parent / "trained"
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_from_a_model_to_its_drafters(family: str, tmp_path: Path) -> None:
     """For every family the same commands: a corpus, three drafters; none of them changes a word."""
@@ -136,6 +144,16 @@ def test_the_draft_vocabulary_holds_the_end_token(data: Path, tmp_path: Path) ->
     assert set(engine.target.eos_token_ids) <= set(ids.tolist())
 
 
+@pytest.mark.parametrize("cut", [20, 96])
+def test_a_head_attends_to_no_more_than_it_was_trained_on(
+    cut: int, data: Path, tmp_path: Path
+) -> None:
+    assert train("eagle1", data, tmp_path / "out", "--max-length", str(cut)).exit_code == 0
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert 20 < Corpus(data).lengths.max() < 96
+    assert config["max_position_embeddings"] == min(cut, int(Corpus(data).lengths.max()))
+
+
 def test_every_way_to_a_head_of_a_draft_model(data: Path, tmp_path: Path) -> None:
     sizes = {}
     for name, more in {
@@ -168,6 +186,36 @@ def test_without_checkpoints_it_goes_on_from_what_was_saved(data: Path, tmp_path
     assert train("eagle3", data, tmp_path / "one").exit_code == 0
     shutil.rmtree(tmp_path / "one" / "checkpoints")
     assert train("eagle3", data, tmp_path / "two", "--start-from", tmp_path / "one").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "said"),
+    [
+        ("draft-model", ("--layers", "2"), "--layers asks for 2"),
+        ("draft-model", ("--take", "last"), "--take asks for last"),
+        ("draft-model", ("--draft-vocab", "50"), "--draft-vocab asks for 50"),
+        ("draft-model", ("--target-head",), "--own-head asks for False"),
+        ("eagle3", ("--draft-vocab", "0"), "--draft-vocab asks for 0"),
+        ("eagle3", ("--taps", "0,1"), "--taps asks for (0, 1)"),
+        ("eagle3", ("--init", "random"), "--init asks for random"),
+        ("eagle1", ("--init", "last-layer"), "--init asks for last-layer"),
+        ("eagle1", ("--draft-vocab", "50"), None),
+        ("eagle3", ("--draft-vocab", "60", "--taps", "0,1,2"), None),
+        ("draft-model", ("--take", "first", "--own-head", "--draft-vocab", "60"), None),
+    ],
+)
+def test_what_a_drafter_keeps_cannot_be_asked_for_anew(
+    kind: str, more: tuple[str, ...], said: str | None, trained: Path, tmp_path: Path
+) -> None:
+    """No option stands beside --start-from without effect."""
+    start = ("--start-from", trained / kind)
+    done = train(kind, trained.parent / "data", tmp_path / "out", *more, *start)
+    if said is None:
+        assert done.exit_code == 0, done.output
+    else:
+        assert done.exit_code == USAGE, done.output
+        assert said in done.stderr
+        assert "which it keeps; leave the option out" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,7 +26,10 @@ Resume = Annotated[
     bool, typer.Option("--resume", help="Go on with the run in --out, if there is one.")
 ]
 DraftVocab = Annotated[
-    int, typer.Option(help="Tokens of the drafter's head, the most frequent ones; 0 for all.")
+    int | None,
+    typer.Option(
+        show_default="8192", help="Tokens of the drafter's head, the most frequent ones; 0 for all."
+    ),
 ]
 KeepStates = Annotated[
     bool,
@@ -36,8 +38,6 @@ KeepStates = Annotated[
 StartFrom = Annotated[
     Path | None, typer.Option(help="Begin with the weights of a drafter that was trained before.")
 ]
-DRAFT_VOCAB = 8192
-LAYERS = 2
 
 
 @app.command("draft-model")
@@ -47,15 +47,21 @@ def draft_model(
     out: Out,
     options: dict[str, Any],
     model: common.Model = "smollm2",
-    layers: Annotated[int, typer.Option(help="Layers, taken from the model.")] = LAYERS,
-    take: Annotated[str, typer.Option(help="Which ones: first, even or last.")] = "first",
-    draft_vocab: DraftVocab = DRAFT_VOCAB,
+    layers: Annotated[
+        int | None, typer.Option(show_default="2", help="Layers, taken from the model.")
+    ] = None,
+    take: Annotated[
+        str | None, typer.Option(show_default="first", help="Which ones: first, even or last.")
+    ] = None,
+    draft_vocab: DraftVocab = None,
     own_head: Annotated[
-        bool,
+        bool | None,
         typer.Option(
-            "--own-head/--target-head", help="Train a head, or draft with the model's own rows."
+            "--own-head/--target-head",
+            show_default="own-head",
+            help="Train a head, or draft with the model's own rows.",
         ),
-    ] = True,
+    ] = None,
     int8: Annotated[
         bool, typer.Option("--int8/--bfloat16", help="How weights are stored in the end.")
     ] = True,
@@ -68,18 +74,17 @@ def draft_model(
     from foredraft.cli.train_run import train
 
     def objective(setting: Setting) -> tuple[Objective, dict[str, Any]]:
-        from foredraft.drafters.student import build_student
-        from foredraft.drafters.student_files import load_student
-        from foredraft.train.draft_model import DraftModelObjective
+        from foredraft.train.draft_setting import draft_model_objective
 
-        if start_from is None:
-            ids = setting.draft_ids(draft_vocab)
-            student = build_student(setting.model, layers, take, ids, own_head)  # type: ignore[arg-type]
-        else:
-            student = load_student(start_from, setting.model)
-        made = DraftModelObjective(setting.model, student, int8=int8, cache=setting.cache)
-        setting.start_from(start_from, made.module)
-        return made, {"kind": "draft-model", **asdict(student.config), "int8": int8}
+        return draft_model_objective(
+            setting,
+            layers=layers,
+            take=take,
+            draft_vocab=draft_vocab,
+            own_head=own_head,
+            int8=int8,
+            start_from=start_from,
+        )
 
     with clear_failures():
         train(objective, train_options(options), data, out, model, dtype, resume, keep_states)
@@ -93,7 +98,7 @@ def eagle(
     options: dict[str, Any],
     model: common.Model = "smollm2",
     variant: Annotated[int, typer.Option(help="1 (of EAGLE-1 and 2) or 3.")] = 3,
-    draft_vocab: DraftVocab = DRAFT_VOCAB,
+    draft_vocab: DraftVocab = None,
     steps_ahead: Annotated[
         int | None, typer.Option(show_default="4", help="EAGLE-3: steps of the training-time test.")
     ] = None,
@@ -120,8 +125,12 @@ def eagle(
         str | None, typer.Option(help="EAGLE-3: hidden states that are fused, such as 2,15,27.")
     ] = None,
     init: Annotated[
-        str, typer.Option(help="Weights to begin with: last-layer (the model's) or random.")
-    ] = "last-layer",
+        str | None,
+        typer.Option(
+            show_default="last-layer",
+            help="Weights to begin with: last-layer (the model's) or random.",
+        ),
+    ] = None,
     start_from: StartFrom = None,
     keep_states: KeepStates = True,
     resume: Resume = False,
@@ -144,6 +153,7 @@ def eagle(
             taps=_numbers(taps),
             init=init,
             start_from=start_from,
+            max_length=options["max_length"],
         )
 
     with clear_failures():

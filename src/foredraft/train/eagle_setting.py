@@ -10,9 +10,11 @@ from typing import Any
 from torch import Tensor
 
 from foredraft.drafters.eagle.checkpoint import load_head
+from foredraft.drafters.eagle.initial import INITS
 from foredraft.errors import ConfigError
 from foredraft.train.eagle import EagleLoss, EagleObjective
-from foredraft.train.setting import Setting
+from foredraft.train.setting import Setting, check_kept
+from foredraft.train.vocabulary import DRAFT_VOCAB
 
 _RULES: Mapping[str, tuple[str, Any]] = {
     "steps": ("1 or more", lambda v: v >= 1),
@@ -29,10 +31,11 @@ def eagle_objective(
     variant: int,
     chosen: Mapping[str, Any],
     *,
-    draft_vocab: int,
+    draft_vocab: int | None,
     taps: Sequence[int] | None,
-    init: str,
+    init: str | None,
     start_from: Path | None,
+    max_length: int,
 ) -> tuple[EagleObjective, dict[str, Any]]:
     """The objective, and what it is as JSON.
 
@@ -40,13 +43,15 @@ def eagle_objective(
         setting: target and corpus.
         variant: 1 or 3.
         chosen: fields of `EagleLoss`.
-        draft_vocab: tokens of the head (EAGLE-3), or of the soft-label loss (EAGLE-1); 0 for all.
+        draft_vocab: tokens of the head (EAGLE-3), or of the soft-label loss (EAGLE-1); 0 for all, None for
+            `DRAFT_VOCAB`.
         taps: hidden states that are fused (EAGLE-3); None takes the usual ones.
-        init: `last-layer` or `random`.
-        start_from: folder of a head to go on from; it has a vocabulary and taps of its own.
+        init: `last-layer` (None) or `random`.
+        start_from: folder of a head to go on from; it keeps its vocabulary and taps.
+        max_length: tokens at which samples are cut.
 
     Raises:
-        ConfigError: a value out of its range.
+        ConfigError: a value out of its range, or one that the head to go on from does not have.
         ModelError: the folder holds no head of this variant for this target.
     """
     for name, value in chosen.items():
@@ -54,9 +59,12 @@ def eagle_objective(
         if not holds(value):
             raise ConfigError(f"{name}={value!r} is not allowed; give {allowed}")
     loss = EagleLoss(**chosen)
-    ids = setting.draft_ids(draft_vocab) if variant == 1 or start_from is None else None
+    size = DRAFT_VOCAB if draft_vocab is None else draft_vocab
+    ids = setting.draft_ids(size) if variant == 1 or start_from is None else None
     if start_from is None:
-        choices: dict[str, Any] = {"max_positions": int(setting.corpus.lengths.max())}
+        choices: dict[str, Any] = {
+            "max_positions": min(int(setting.corpus.lengths.max()), max_length)
+        }
         if variant == 3:
             choices["taps"] = taps
         objective = EagleObjective.for_target(
@@ -65,11 +73,19 @@ def eagle_objective(
             draft_ids=ids,
             loss=loss,
             cache=setting.cache,
-            init=init,
+            init=init or INITS[0],
             **choices,
         )
     else:
         head = load_head(start_from, setting.model, variant=variant)  # type: ignore[arg-type]
+        asked = None if variant == 1 else setting.kept_size(draft_vocab)
+        has = head.config.draft_vocab_size if head.config.is_reduced else 0
+        check_kept(
+            start_from,
+            draft_vocab=(asked, has),
+            taps=(taps, head.config.taps),
+            init=(init, "weights of its own"),
+        )
         objective = EagleObjective(head.float().train(), setting.model, loss, ids, setting.cache)
         setting.start_from(start_from, head)
     return objective, _facts(setting, objective, ids)

@@ -25,6 +25,24 @@ DIGITS = 16
 STATES = "states"
 
 
+def check_kept(folder: Path, **asked: tuple[Any, Any]) -> None:
+    """Refuse what a drafter that is trained on cannot be given anew.
+
+    Args:
+        folder: where the drafter is.
+        **asked: by option, what the user asks for (None: nothing) and what the drafter has.
+
+    Raises:
+        ConfigError: they differ; the message names both.
+    """
+    for name, (wanted, has) in asked.items():
+        if wanted is not None and wanted != has:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} asks for {wanted}, and the drafter in {folder} has {has}, which "
+                "it keeps; leave the option out, or begin without --start-from"
+            )
+
+
 @dataclass(frozen=True)
 class Setting:
     """A target and what it is to be learnt from.
@@ -109,6 +127,10 @@ class Setting:
         ends = hf_facts.eos_token_ids(self.model, self.tokenizer)
         always = [token for token in ends if token < self.vocab_size]
         return most_frequent(self.counts, size, always)
+
+    def kept_size(self, size: int | None) -> int | None:
+        """A size of a draft vocabulary as users ask for it, with 0 for all tokens however it is said."""
+        return 0 if size is not None and size >= self.vocab_size else size
 
     def start_from(self, folder: Path | None, module: nn.Module) -> None:
         """Take the float32 weights of the run in a folder, where it has them: what is saved is rounded.

@@ -12,6 +12,9 @@ from torch import Tensor
 from foredraft.errors import ConfigError, DataError
 from foredraft.train.batches import Samples
 
+DRAFT_VOCAB = 8192
+"""Tokens of a drafter's head where the user asks for no number."""
+
 
 def draft_vocabulary(
     corpus: Samples, size: int, vocab_size: int, always: Sequence[int] = ()
