@@ -17,7 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import Qwen2Config
+from transformers import (
+    CohereConfig,
+    Gemma2Config,
+    GraniteConfig,
+    LlamaConfig,
+    PhiConfig,
+    Qwen2Config,
+)
 
 from foredraft.drafters import int8_rows
 from foredraft.drafters.eagle.checkpoint import (
@@ -712,6 +719,35 @@ def test_saving_again_replaces_the_files_whole(tmp_path: Path) -> None:
     save_head(head, tmp_path)
     assert same_weights(head, load_head(tmp_path, target()))
     assert (tmp_path / "notes.md").read_text() == "mine"
+
+
+BORROWED = {
+    "plain": lambda: build(LlamaConfig(**SMALL)),
+    "scaled": lambda: build(GraniteConfig(**SMALL, logits_scaling=4.0)),
+    "multiplied": lambda: build(CohereConfig(**SMALL, logit_scale=0.3)),
+    "capped": lambda: build(Gemma2Config(**SMALL, head_dim=8, final_logit_softcapping=2.0)),
+    "shifted": lambda: build(PhiConfig(**SMALL | {"num_key_value_heads": 4})),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("family", BORROWED)
+@pytest.mark.parametrize("ids", [None, IDS], ids=["whole", "reduced"])
+def test_a_borrowed_head_says_the_same_in_every_layout_or_is_refused(
+    tmp_path: Path, layout: Any, family: str, ids: torch.Tensor | None
+) -> None:
+    """Whatever the target does to its logits, a saved head does too."""
+    model = BORROWED[family]()
+    if family == "shifted":
+        torch.nn.init.normal_(model.lm_head.bias)
+    head = EagleHead.for_target(model, 3, draft_ids=ids, own_lm_head=False)
+    if layout != "foredraft" and family in ("capped", "shifted"):
+        with pytest.raises(ConfigError, match="cannot say so, save it as 'foredraft'"):
+            save_head(head, tmp_path, layout)
+        return
+    save_head(head, tmp_path, layout)
+    hidden = torch.randn(3, 32)
+    torch.testing.assert_close(load_head(tmp_path, model).logits(hidden), head.logits(hidden))
 
 
 def test_choices_of_saving_that_cannot_be(tmp_path: Path) -> None:

@@ -101,7 +101,8 @@ def save_head(
         recipe: how it was made: JSON values that are kept beside the weights.
 
     Raises:
-        ConfigError: an unknown layout, or embeddings to be left out that are the head's own.
+        ConfigError: an unknown layout, embeddings to be left out that are the head's own, or a layout that
+            cannot say what the target does to the logits of a borrowed language-model head.
         ModelError: the disk refused it.
     """
     if layout not in LAYOUTS:
@@ -211,10 +212,22 @@ def _own_tensors(head: EagleHead, layout: Layout, with_embeddings: bool) -> dict
         assert isinstance(weight, Tensor)
         tensors["embed_tokens.weight"] = weight.clone()
     if head.config.variant == 3 and not head.own_lm_head and layout != COMPACT:
-        rows = head.ends.lm_rows if head.lm_rows is None else head.lm_rows
-        tensors["lm_head.weight"] = rows.clone()
+        tensors["lm_head.weight"] = _as_own_lm_head(head, layout)
     if head.target_ids is not None:
         tensors["d2t"] = layouts.draft_map(head.target_ids)
         if layout != COMPACT:
             tensors["t2d"] = layouts.target_mask(head.target_ids, head.config.vocab_size)
     return tensors
+
+
+def _as_own_lm_head(head: EagleHead, layout: Layout) -> Tensor:
+    """[Vd, h] the target's rows as those of a head of its own, which has no more than a product."""
+    ends = head.ends
+    if ends.softcap is not None or ends.lm_bias is not None:
+        what = "a bias" if ends.softcap is None else "a cap of its logits"
+        raise ConfigError(
+            f"the head drafts with the target's language-model head, which has {what}; layout {layout!r} "
+            f"cannot say so, save it as {COMPACT!r}"
+        )
+    rows = ends.lm_rows.detach() if head.lm_rows is None else head.lm_rows
+    return rows * ends.logit_scale if ends.logit_scale != 1.0 else rows.clone()
