@@ -85,6 +85,23 @@ def test_a_loaded_head_goes_with_a_loaded_model() -> None:
     assert engine.drafter.head is head
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"vocab_size": 50}, "vocab_size 97, and this one has 50"),
+        ({"hidden_size": 64}, "target_hidden_size 32, and this one has 64"),
+        ({"num_hidden_layers": 1}, "hidden state 2, and the target has 1 layers"),
+    ],
+)
+def test_a_loaded_head_of_another_model_is_refused(changes: dict[str, int], said: str) -> None:
+    """No token of the text is outside of its embeddings, and no tap outside of the target."""
+    head = EagleHead.for_target(tiny_llama(), 1)
+    with pytest.raises(ModelError, match=said):
+        foredraft.load(tiny_llama(**changes), drafter=head)
+    with pytest.raises(ConfigError, match="the target is TableModel"):
+        foredraft.load(TableModel.random(6), drafter=head)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_drafts(model: str, tmp_path: Path, layout: Any) -> None:
     target = foredraft.load(model, drafter="none", dtype="bfloat16").target

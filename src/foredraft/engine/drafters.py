@@ -9,6 +9,7 @@ from typing import Any
 from foredraft import zoo
 from foredraft.backends.hf_loading import hub_reachable
 from foredraft.drafters.eagle.checkpoint import is_head_folder, load_head
+from foredraft.drafters.eagle.fields import TargetSizes, check_fits
 from foredraft.drafters.eagle.head import EagleHead
 from foredraft.drafters.eagle.storage import CONFIG
 from foredraft.drafters.student import Student
@@ -54,13 +55,14 @@ def read_head(source: Any, target: Target) -> EagleHead:
         ConfigError: the target is no Hugging Face model.
         ModelError: the head cannot be found, or is not one for this target.
     """
-    if isinstance(source, EagleHead):
-        return source
     model = getattr(target, "model", None)
     if model is None:
         raise ConfigError(
             f"an EAGLE head drafts for a Hugging Face model, and the target is {type(target).__name__}"
         )
+    if isinstance(source, EagleHead):
+        check_fits(source.config, TargetSizes.of(model))
+        return source
     path = Path(os.path.expanduser(source))
     return load_head(path if os.path.exists(path) else _fetch(str(source)), model)
 

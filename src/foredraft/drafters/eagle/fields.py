@@ -43,6 +43,29 @@ class TargetSizes:
         return cls(int(config.hidden_size), int(config.num_hidden_layers), rows)
 
 
+def check_fits(config: HeadConfig, target: TargetSizes) -> None:
+    """Refuse a head beside a target of another shape than the one that it was made for.
+
+    Raises:
+        ModelError: a size differs, or the head reads a hidden state that the target has not.
+    """
+    sizes = {
+        "vocab_size": (config.vocab_size, target.vocab_size),
+        "target_hidden_size": (config.target_hidden_size, target.hidden_size),
+    }
+    for name, (of_head, of_target) in sizes.items():
+        if of_head != of_target:
+            raise ModelError(
+                f"the head was made for a target with {name} {of_head}, and this one has {of_target}; give "
+                "the target that it was trained for"
+            )
+    if max(config.taps) > target.num_layers:
+        raise ModelError(
+            f"the head reads hidden state {max(config.taps)}, and the target has {target.num_layers} "
+            "layers; give the target that it was trained for"
+        )
+
+
 class Fields:
     """The fields of a config.json, wherever in it they stand; null counts as left out."""
 
