@@ -17,6 +17,7 @@ from foredraft.backends.hf import HFTarget
 from foredraft.backends.table import TableModel
 from foredraft.drafters.draft_model import DraftModelDrafter
 from foredraft.drafters.ngram import NgramDrafter
+from foredraft.policies.dynamic import DynamicTreePolicy
 from foredraft.policies.fixed import FixedPolicy
 from foredraft.protocols import (
     DraftContext,
@@ -29,6 +30,7 @@ from foredraft.protocols import (
 )
 from foredraft.sampling.law import TargetLaws
 from foredraft.tree import NO_PARENT, DraftTree, Proposal
+from foredraft.verifiers import verifier as make_verifier
 from tests.scripted import Watched
 from tests.tiny_models import tiny_bloom, tiny_llama
 
@@ -120,6 +122,17 @@ def test_a_plan_tightens_limits_and_never_widens_them(name: str, size: int) -> N
     assert Engine(TARGET, drafter, policy).generate(PROMPT, REQUEST).token_ids == ANSWER
     largest = max(tree.num_drafted for tree in drafter.drafts)
     assert largest == 0 if size <= 0 else 0 < largest <= policy.max_nodes
+
+
+def test_a_policy_that_selects_and_does_not_say_so_is_refused() -> None:
+    """Its kind is what verifiers that need honest siblings go by."""
+    policy = DynamicTreePolicy()
+    policy.kind = PolicyKind.GROWS
+    drafter = DraftModelDrafter(DRAFT, Proposal.SAMPLED)
+    for verifier in ("rejection", "traversal", "exact"):
+        proposal = drafter if verifier != "exact" else DraftModelDrafter(DRAFT)
+        engine = Engine(TARGET, proposal, policy, make_verifier(verifier))
+        assert_refused(engine, "selects among drawn tokens, and DynamicTreePolicy is of kind GROWS")
 
 
 @pytest.mark.filterwarnings("ignore:this model ignores masks")

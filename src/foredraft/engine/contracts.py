@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from foredraft.errors import ConfigError
-from foredraft.protocols import DraftLimits, Verdict
+from foredraft.protocols import (
+    DraftLimits,
+    Policy,
+    PolicyKind,
+    PolicyState,
+    SelectingState,
+    Verdict,
+)
 from foredraft.tree import DraftTree
 
 
@@ -21,6 +28,19 @@ def check_kind(name: str, part: Any, kind: type) -> None:
         raise ConfigError(
             f"{name} is of type {type(part).__name__}; give a {kind.__name__} "
             "(foredraft.load() takes names and models)"
+        )
+
+
+def check_selection(policy: Policy, state: PolicyState) -> None:
+    """Refuse a state that selects among drawn tokens when its policy says it does not.
+
+    Raises:
+        ConfigError: the verifier was chosen for what the policy says.
+    """
+    if policy.kind is not PolicyKind.SELECTS and isinstance(state, SelectingState):
+        raise ConfigError(
+            f"{type(state).__name__} selects among drawn tokens, and {type(policy).__name__} is of kind "
+            f"{policy.kind.name}; make it SELECTS"
         )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from foredraft.config import MAX_TREE_NODES, GenerationOptions
 from foredraft.engine.clock import StageClock
-from foredraft.engine.contracts import check_kind
+from foredraft.engine.contracts import check_kind, check_selection
 from foredraft.engine.decoder import decode
 from foredraft.engine.legality import check_features, check_legal
 from foredraft.engine.prompts import Prompt, encode_prompt
@@ -216,9 +216,11 @@ class Engine:
     def _drafting(self, capacity: int, target: ModelState) -> Drafting | None:
         if self.drafter is None or self.policy is None:
             return None
+        policy = self.policy.start()
+        check_selection(self.policy, policy)
         return Drafting(
             self._start_drafter(self.drafter, capacity, target),
-            self.policy.start(),
+            policy,
             self.policy.max_nodes,
             chains_only=not self.target.scores_trees,
         )
