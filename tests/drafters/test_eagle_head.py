@@ -197,6 +197,17 @@ def test_logits_go_through_what_the_target_does_after_its_head(
     torch.testing.assert_close(head.logits(hidden), expected(raw))
 
 
+@pytest.mark.parametrize("ids", [None, DRAFT_IDS], ids=["whole", "reduced"])
+def test_a_head_of_its_own_starts_with_the_targets_logits(ids: torch.Tensor | None) -> None:
+    """What the target multiplies its logits by is in the rows."""
+    model, hidden = tiny_llama(), torch.randn(2, 32)
+    model.config.logits_scaling = 4.0
+    own, borrowed = (
+        EagleHead.for_target(model, 3, draft_ids=ids, own_lm_head=own) for own in (True, False)
+    )
+    torch.testing.assert_close(own.logits(hidden), borrowed.logits(hidden))
+
+
 def test_a_new_head_starts_from_the_last_layer() -> None:
     model = tiny_llama()
     last, head = model.model.layers[-1], EagleHead.for_target(model, 3)
@@ -285,6 +296,9 @@ def test_default_taps_exist_in_every_target(layers: int) -> None:
         ({"variant": 3, "init": "first-layer"}, "first-layer"),
         ({"variant": 2}, "variant=2"),
         ({"variant": 3, "draft_ids": torch.tensor([3, 3])}, "draft_ids"),
+        ({"variant": 3, "draft_ids": torch.tensor([], dtype=torch.int64)}, "draft_ids"),
+        ({"variant": 3, "draft_ids": torch.arange(97).flip(0)}, "draft_ids"),
+        ({"variant": 3, "draft_ids": torch.arange(1, 98)}, "97"),
         ({"variant": 3, "draft_ids": torch.tensor([3, 97])}, "97"),
         ({"variant": 3, "draft_ids": torch.tensor([-1, 9])}, "-1"),
     ],

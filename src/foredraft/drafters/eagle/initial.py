@@ -57,6 +57,7 @@ def head_for_target(
     if variant == 1 and draft_ids is not None:
         raise ConfigError("draft_ids belong to EAGLE-3 heads; EAGLE-1 has the target's vocabulary")
     ends = TargetEnds.of(target_model)
+    draft_ids = _checked(draft_ids, len(ends.lm_rows))
     config = config_for_target(
         target_model,
         variant,
@@ -67,11 +68,11 @@ def head_for_target(
     )
     ids = draft_ids if config.is_reduced else None
     own = variant == 3 if own_lm_head is None else own_lm_head
-    head = EagleHead(config, ends, _checked(ids, config.vocab_size), own_lm_head=own)
+    head = EagleHead(config, ends, ids, own_lm_head=own)
     with torch.no_grad():
         if own:
             rows = ends.lm_rows if ids is None else ends.lm_rows[ids.to(ends.lm_rows.device)]
-            head.lm_head.weight.copy_(rows)
+            head.lm_head.weight.copy_(rows * ends.logit_scale)
         if init == "last-layer":
             _copy_last_layer(head, target_model)
             _pass_last_tap(head.fc, config.hidden_size)
@@ -127,7 +128,7 @@ def _checked(ids: Tensor | None, vocab_size: int) -> Tensor | None:
     if ids is None:
         return None
     ids = ids.detach().to(torch.int64)
-    if ids.dim() != 1 or bool((ids[1:] <= ids[:-1]).any()):
+    if ids.dim() != 1 or not len(ids) or bool((ids[1:] <= ids[:-1]).any()):
         raise ConfigError(
             "draft_ids must be one list of target ids, increasing and without repeats"
         )
