@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -112,9 +111,13 @@ def test_a_draft_with_less_room_is_cut_in_draw_order() -> None:
         ([[1]], r"path \[1\] .* needs path \[0\]"),
         ([[0], [0, 0], [0, 2]], r"needs path \[0, 1\]"),
         ([[-1]], "ranks of 0 or more"),
+        ([[0], [0.5]], "ranks of 0 or more"),
+        ([["a"], [0]], r"a list of paths such as .*, not \[\['a'\], \[0\]\]"),
+        ([0, 1], "a list of paths such as"),
+        (25, "a list of paths such as .* not 25"),
         ([[i] for i in range(512)], "the limit is 511"),
     ],
 )
-def test_what_is_no_tree(paths: Sequence[Sequence[int]] | str, said: str) -> None:
+def test_what_is_no_tree(paths: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         StaticTreePolicy(paths)

@@ -49,7 +49,7 @@ class StaticTreePolicy:
             if paths not in TREES:
                 raise ConfigError(f"unknown tree {paths!r}; {suggestion(paths, TREES)}")
             paths = TREES[paths]
-        self.paths = tuple(sorted({tuple(path) for path in paths}, key=lambda p: (len(p), p)))
+        self.paths = _read(paths)
         _check(self.paths)
         self.counts: dict[Path, int] = {}
         for path in self.paths:
@@ -85,6 +85,16 @@ class StaticTreeState:
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Nothing to learn."""
+
+
+def _read(paths: Sequence[Sequence[int]]) -> tuple[Path, ...]:
+    """The paths level by level, each once."""
+    try:
+        return tuple(sorted({tuple(path) for path in paths}, key=lambda p: (len(p), p)))
+    except TypeError:
+        raise ConfigError(
+            f"a static tree is a list of paths such as [[0], [1], [0, 0]], not {paths!r:.60}"
+        ) from None
 
 
 def _check(paths: tuple[Path, ...]) -> None:
