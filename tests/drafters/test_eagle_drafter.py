@@ -119,6 +119,9 @@ def test_texts_longer_than_the_head_was_made_for(llama: HFTarget) -> None:
     head = EagleHead(short_config(model, max_position_embeddings=8), TargetEnds.of(model))
     played = list(rounds(llama, EagleDrafter(head), POLICIES["tree"], [1], PROMPT * 4, GREEDY))
     assert check_laws(head, llama, played, window=8) > 8
+    drafter = EagleDrafter(head, window=20)  # who asks for more gets it
+    played = list(rounds(llama, drafter, POLICIES["tree"], [1], PROMPT * 4, GREEDY))
+    assert check_laws(head, llama, played, window=20) > 8
 
 
 def short_config(model: Any, **changes: Any) -> HeadConfig:

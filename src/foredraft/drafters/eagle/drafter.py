@@ -52,9 +52,8 @@ class EagleDrafter:
     ) -> None:
         if window is not None and window < 1:
             raise ConfigError(f"window={window} is not allowed; give 1 or more rows, or None")
-        longest = head.config.max_position_embeddings
         self.head, self.proposal = head.eval(), proposal
-        self.window = longest if window is None else min(window, longest)
+        self.window = head.config.max_position_embeddings if window is None else window
         self.proposals = frozenset({proposal})
         self.rotary = RotaryTable(head)
 
