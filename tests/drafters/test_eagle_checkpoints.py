@@ -506,6 +506,25 @@ def test_pickles_and_parts_read_like_safetensors(tmp_path: Path, files: Files) -
             load_head(folder, target())
 
 
+@pytest.mark.parametrize("archive", [True, False])
+def test_pickles_of_every_age_are_read(tmp_path: Path, archive: bool) -> None:
+    """Archives are mapped, so that finding out what a large model is reads little of it."""
+    config, tensors = eagle3()
+    expected = load(tmp_path / "whole", (config, tensors))
+    folder = tmp_path / "pickled"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    file = folder / "pytorch_model.bin"
+    torch.save(tensors, file, _use_new_zipfile_serialization=archive)
+    assert is_head_folder(folder)
+    head = load_head(folder, target())
+    assert same_weights(expected, head)
+    before = file.read_bytes()
+    with torch.no_grad():
+        head.fc.weight.fill_(7.0)  # as training does
+    assert file.read_bytes() == before
+
+
 class Trap:
     """A pickle that would leave a mark if it were run."""
 

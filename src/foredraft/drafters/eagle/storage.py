@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import uuid
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -113,8 +114,9 @@ def _read(file: Path) -> dict[str, Tensor]:
 
 def _read_pickle(file: Path) -> dict[str, Tensor]:
     """A pickle of tensors; anything else in it is refused, and nothing of it is run."""
+    mapped = zipfile.is_zipfile(file)  # then tensors stay on disk until they are used
     try:
-        content = torch.load(file, map_location="cpu", weights_only=True)
+        content = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as error:
         raise ModelError(
             f"{file} holds more than tensors, or is damaged, and is not loaded; convert it to "
