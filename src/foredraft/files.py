@@ -15,6 +15,36 @@ from typing import Any
 
 from foredraft.errors import ConfigError
 
+LOCK = ".lock"
+
+
+@contextmanager
+def in_use(folder: Path, by: str) -> Iterator[None]:
+    """Keep other processes out of a folder; makes it, and finds out if it can be written.
+
+    Raises:
+        ConfigError: it cannot, or another one (`by` says what it does) is in there.
+    """
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(folder / LOCK, timeout=0)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout:
+        raise ConfigError(
+            f"{folder} is in use by another {by}; wait for it, or give another --out"
+        ) from None
+    except OSError as error:
+        raise ConfigError(
+            f"{error.filename or folder} cannot be written ({error.strerror or error}); "
+            "give another --out"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
 
 @contextmanager
 def replace_with(file: Path) -> Iterator[Path]:

@@ -13,20 +13,17 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from foredraft.bench.records import PromptRecord
 from foredraft.costs import CostTable
 from foredraft.errors import ConfigError
-from foredraft.files import write_json
+from foredraft.files import in_use, write_json
 
 PLAN, COSTS, RECORDS = "plan.json", "costs.json", "records.jsonl"
-LOCK = ".lock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,26 +91,9 @@ class RunFolder:
         """Keep the cost table of the run."""
         write_json(self.path / COSTS, table.as_dict())
 
-    @contextmanager
-    def in_use(self) -> Iterator[None]:
+    def in_use(self) -> AbstractContextManager[None]:
         """Keep other processes from running in this folder; makes it, and finds out if it can be written."""
-        lock = FileLock(self.path / LOCK, timeout=0)
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            lock.acquire()
-        except Timeout:
-            raise ConfigError(
-                f"{self.path} is in use by another benchmark; wait for it, or give another --out"
-            ) from None
-        except OSError as error:
-            raise ConfigError(
-                f"{error.filename or self.path} cannot be written ({error.strerror or error}); "
-                "give another --out"
-            ) from None
-        try:
-            yield
-        finally:
-            lock.release()
+        return in_use(self.path, by="benchmark")
 
     def records(self) -> Iterator[PromptRecord]:
         """Every finished prompt. A last line that was cut off in writing is no finished prompt."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -75,14 +77,32 @@ def console(stderr: bool = False) -> Console:
 
 def load_engine(model: str, **choices: Any) -> Engine:
     """The engine, with progress on stderr and the libraries' own chatter off."""
-    with console(stderr=True).status("starting") as status:
-        from transformers.utils import logging
-
+    with _starting(console(stderr=True)) as report:
         from foredraft.engine.load import load
+
+        return load(model, **choices, report=report)
+
+
+def load_bare(
+    model: str, dtype: str | None, device: str | None, console: Console
+) -> tuple[Any, Any]:
+    """The `transformers` model and its tokenizer, likewise."""
+    with _starting(console) as report:
+        from foredraft.engine.load import load_models
+
+        models = load_models(model, dtype=dtype, device=device, report=report)
+    return models.target.model, models.tokenizer  # type: ignore[attr-defined]
+
+
+@contextmanager
+def _starting(console: Console) -> Iterator[Callable[[str], None]]:
+    """A line that says what is loaded; the libraries are silent."""
+    with console.status("starting") as status:
+        from transformers.utils import logging
 
         logging.set_verbosity_error()
         logging.disable_progress_bar()
-        return load(model, **choices, report=lambda line: status.update(Text(line)))
+        yield lambda line: status.update(Text(line))
 
 
 def as_prompt(text: str, engine: Engine, raw: bool) -> Prompt:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.text import Text
 
 from foredraft.cli import common
 from foredraft.cli.failures import FAILURE, clear_failures
@@ -140,7 +139,7 @@ def _make(out: Path, plan: DataPlan, name: str, dtype: str | None, device: str |
     from foredraft.train.data import make_corpus
 
     console = common.console(stderr=True)
-    model, tokenizer = _load(name, dtype, device, console)
+    model, tokenizer = common.load_bare(name, dtype, device, console)
     try:
         with noticed_interrupts() as interrupted, _bar(plan.num_tokens, console) as bar:
 
@@ -160,21 +159,6 @@ def _make(out: Path, plan: DataPlan, name: str, dtype: str | None, device: str |
     show_corpus(corpus, 0, common.console())
     for line in warnings_of(corpus, plan.num_tokens):
         console.print(f"warning: {line}")
-
-
-def _load(name: str, dtype: str | None, device: str | None, console: Console) -> tuple[Any, Any]:
-    """The bare model and its tokenizer, with progress on stderr and the libraries' own chatter off."""
-    with console.status("starting") as status:
-        from transformers.utils import logging
-
-        from foredraft.engine.load import load_models
-
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
-        models = load_models(
-            name, dtype=dtype, device=device, report=lambda line: status.update(Text(line))
-        )
-    return models.target.model, models.tokenizer  # type: ignore[attr-defined]
 
 
 def _kept(out: Path) -> str:

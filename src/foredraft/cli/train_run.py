@@ -14,8 +14,8 @@ import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.text import Text
 
+from foredraft.cli import common
 from foredraft.cli.failures import FAILURE
 from foredraft.cli.interrupts import INTERRUPTED
 from foredraft.train.batches import SampleCounts
@@ -48,7 +48,7 @@ def train(
     accelerator = make_accelerator()
     console = _console(quiet=not accelerator.is_main_process)
     reuse_freed_memory()
-    loaded, tokenizer = _load(model, dtype, str(accelerator.device), console)
+    loaded, tokenizer = common.load_bare(model, dtype, str(accelerator.device), console)
     setting = Setting(loaded, tokenizer, corpus, keep_states)
     torch.manual_seed(options.seed)  # weights that begin at random
     objective, facts = make_objective(setting)
@@ -72,21 +72,6 @@ def train(
 
 def _console(quiet: bool) -> Console:
     return Console(stderr=True, markup=False, quiet=quiet)
-
-
-def _load(name: str, dtype: str | None, device: str, console: Console) -> tuple[Any, Any]:
-    """The bare model and its tokenizer, with the libraries' own chatter off."""
-    with console.status("starting") as status:
-        from transformers.utils import logging
-
-        from foredraft.engine.load import load_models
-
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
-        models = load_models(
-            name, dtype=dtype, device=device, report=lambda line: status.update(Text(line))
-        )
-    return models.target.model, models.tokenizer  # type: ignore[attr-defined]
 
 
 def _notes(model: str, data: Path, accelerator: Any) -> dict[str, Any]:

@@ -9,16 +9,15 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock, Timeout
 
 from foredraft.errors import ConfigError, DataError
+from foredraft.files import in_use
 from foredraft.train.answering import Keeper, Prompter
 from foredraft.train.corpus import CorpusWriter
 from foredraft.train.generation import ScriptsOf, generate_corpus
@@ -30,7 +29,6 @@ from foredraft.train.templates import ChatFrame, chat_frame, reply_frame
 ANSWERS = ("generate", "keep")
 TOKENIZER = "tokenizer"
 """Folder beside the shards: the tokenizer, so that a corpus can be read without its model."""
-LOCK = ".lock"
 BATCHES_A_SHARD = 8
 _SAMPLED_VALUES = 64
 """Values of each weight that go into a model's digest."""
@@ -134,7 +132,7 @@ def make_corpus(
         )
     frame = _frame(model, tokenizer, source)
     facts = _facts(plan, model, tokenizer, name, frame, source)
-    with _in_use(folder):
+    with in_use(folder, by="data generation"):
         writer = CorpusWriter(folder, facts)
         if not (folder / TOKENIZER).exists():
             tokenizer.save_pretrained(folder / TOKENIZER)
@@ -248,25 +246,3 @@ def _check_outcome(manifest: Mapping[str, Any], source: Source | None) -> None:
             f"no reply in {what} begins within max_length, so there is nothing to learn from; give a "
             "higher max_length, or shorter prompts"
         )
-
-
-@contextmanager
-def _in_use(folder: Path) -> Iterator[None]:
-    """Make the folder, and keep others from writing to it."""
-    lock = FileLock(folder / LOCK, timeout=0)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
-    except Timeout:
-        raise ConfigError(
-            f"{folder} is in use by another run; wait for it, or give another folder"
-        ) from None
-    except OSError as error:
-        raise ConfigError(
-            f"{error.filename or folder} cannot be written ({error.strerror or error}); "
-            "give another folder"
-        ) from None
-    try:
-        yield
-    finally:
-        lock.release()

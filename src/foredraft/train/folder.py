@@ -13,15 +13,13 @@ recipe.json      run.json, and what came out
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from foredraft.errors import ConfigError
-from foredraft.files import write_json
+from foredraft.files import in_use, write_json
 from foredraft.train.checkpoints import Checkpoints
 from foredraft.train.metrics import MetricsFile
 
@@ -32,7 +30,6 @@ RUN, RECIPE, METRICS, PLOT, CHECKPOINTS = (
     "plot.png",
     "checkpoints",
 )
-LOCK = ".lock"
 UNCOMPARED = "notes"
 """What `run.json` says beside what a resumed run must share: dates, versions, the command."""
 
@@ -45,26 +42,9 @@ class TrainFolder:
         self.metrics = MetricsFile(path / METRICS)
         self.checkpoints = Checkpoints(path / CHECKPOINTS)
 
-    @contextmanager
-    def in_use(self) -> Iterator[None]:
+    def in_use(self) -> AbstractContextManager[None]:
         """Keep other runs out of the folder; makes it, and finds out if it can be written."""
-        lock = FileLock(self.path / LOCK, timeout=0)
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            lock.acquire()
-        except Timeout:
-            raise ConfigError(
-                f"{self.path} is in use by another training; wait for it, or give another --out"
-            ) from None
-        except OSError as error:
-            raise ConfigError(
-                f"{error.filename or self.path} cannot be written ({error.strerror or error}); "
-                "give another --out"
-            ) from None
-        try:
-            yield
-        finally:
-            lock.release()
+        return in_use(self.path, by="training")
 
     def check(self, run: Mapping[str, Any], resume: bool) -> None:
         """Find out whether this run may be made here.
