@@ -110,6 +110,7 @@ def test_a_dynamic_tree_forced_through_breaks_the_law(name: str) -> None:
     policy = Disguised(2, 2, 2)
     options = GenerationOptions(temperature=0.7, max_new_tokens=3)
     broken = engine(name, Proposal.SAMPLED, policy)
+    policy.kind = DynamicTreePolicy.kind  # which the engine asked for when it was built
     assert error_of(broken, Reference(TARGET, options)) > BREAK
 
 
