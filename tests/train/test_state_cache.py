@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +111,16 @@ def test_the_final_state_gives_the_targets_logits(tmp_path: Path) -> None:
 def test_a_full_disk_is_found_before_a_pass(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state_cache, "MOST_OF_DISK", 0.0)
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(ConfigError, match="--no-keep-states"):
         TargetFeatures(tiny_llama(), (1,), cache(tmp_path))(batch(0))
+    assert not list(tmp_path.rglob("*.states"))
+
+
+def test_the_disk_is_taken_at_once(tmp_path: Path) -> None:
+    cache(tmp_path).has((1,), torch.tensor([0]), torch.tensor([1]))
+    (file,) = tmp_path.rglob("*.states")
+    assert file.stat().st_blocks * state_cache.BLOCK >= LENGTHS.sum() * 32 * 4

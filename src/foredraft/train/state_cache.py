@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,8 @@ from foredraft.errors import ConfigError
 from foredraft.files import write_json
 
 DIGITS = 16
-MOST_OF_DISK = 0.5
-"""Share of the free disk that states may take."""
+BLOCK = 512
+"""Bytes of what `st_blocks` counts."""
 
 
 class StateCache:
@@ -100,8 +100,7 @@ class _Place:
     ) -> None:
         file = stem.with_suffix(".states")
         size = tokens * width * dtype.itemsize
-        if not file.exists():
-            _check_room(file, size)
+        _reserve(file, size)
         count = max(1, tokens * width)
         rows = torch.from_file(str(file), shared=True, size=count, dtype=dtype)
         self.rows = rows[: tokens * width].view(tokens, width)
@@ -112,10 +111,19 @@ class _Place:
         return int(self.held[sample]) >= rows
 
 
-def _check_room(file: Path, size: int) -> None:
-    free = shutil.disk_usage(file.parent).free
-    if size > MOST_OF_DISK * free:
+def _reserve(file: Path, size: int) -> None:
+    """Take the disk that a file will need: a page that finds none later would end the process."""
+    if not size or (file.exists() and file.stat().st_blocks * BLOCK >= size):
+        return
+    try:
+        with file.open("ab") as place:
+            os.posix_fallocate(place.fileno(), 0, size)
+    except AttributeError:  # a system without it: the file grows as it is written
+        return
+    except OSError as error:
+        file.unlink(missing_ok=True)
         raise ConfigError(
-            f"hidden states of this corpus take {size / 1e9:.1f} GB for each place they are read at, and "
-            f"{file.parent} has {free / 1e9:.1f} GB free; train with --no-keep-states, or on another disk"
-        )
+            f"the target's hidden states take {size / 1e9:.1f} GB for each place they are read at, and "
+            f"{file.parent} has no room for them ({error.strerror or error}); train with "
+            "--no-keep-states, or put the corpus on another disk"
+        ) from error
