@@ -127,6 +127,31 @@ def test_given_prompts_are_answered_in_turn() -> None:
         assert ids[position] == int(alone(model, ids[:position]).argmax())
 
 
+def test_a_prompt_that_leaves_no_room_is_dropped() -> None:
+    mixture = Mixture(max_length=10)
+    scripts = [answers(FRAME, [[1] * length], mixture, 0, 0) for length in (10, 4, 11)]
+    model = tiny_models.tiny_llama()
+    with lockstep_attention(model):
+        samples, dropped = run_scripts(model, scripts)
+    assert dropped == 2
+    assert [len(sample.token_ids) <= 10 for sample in samples] == [True]
+
+
+def test_a_reply_that_ends_with_another_token_than_the_templates_ends_the_conversation() -> None:
+    script = conversation(FRAME, Mixture(more_turns=0.999, greedy_share=1), 0, 0)
+    drawn = iter([51, 3, 52, 3, 51, 3, 52, 2])  # the template's own end, then another
+    asked = next(script)
+    while True:
+        token = asked.token_id if isinstance(asked, Given) else next(drawn)
+        try:
+            asked = script.send(token)
+        except StopIteration as end:
+            sample = end.value
+            break
+    assert len(sample.spans) == 2
+    assert sample.token_ids[-1] == 2
+
+
 def test_a_run_that_was_cut_ends_with_the_corpus_of_a_whole_one(tmp_path: Path) -> None:
     model = tiny_models.tiny_llama()
 

@@ -146,7 +146,8 @@ class _Group:
     ) -> None:
         self.number = number
         self._scripts = list(scripts)
-        self._asked: list[Given | Draw | None] = [next(script) for script in scripts]
+        # A script may give nothing: a prompt that leaves no room for a reply.
+        self._asked: list[Given | Draw | None] = [next(script, None) for script in scripts]
         self._last = [0] * len(scripts)
         self._rows = list(range(len(scripts)))
         self._samples: dict[int, Sample] = {}

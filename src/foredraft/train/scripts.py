@@ -53,7 +53,7 @@ class Mixture:
         max_user_tokens, max_reply_tokens: a user's text that is longer ends the conversation before the
             reply; a reply that is longer is cut and ends it.
         max_length: tokens of a whole conversation.
-        turns: probability of going on with another question after each reply.
+        more_turns: probability of going on with another question after each reply.
         max_looping: a reply ends after so many tokens within a repetition of itself.
         openings: how users may begin, as token ids; the empty one leaves everything to the model.
     """
@@ -163,10 +163,10 @@ def _reply(
     temperature: float,
     random: np.random.Generator,
 ) -> Generator[Given | Draw, int, bool]:
-    """Draw a reply; returns whether it ended by itself."""
+    """Draw a reply; returns whether it ended by itself, with the token by which the template ends a turn."""
     first = len(writing.token_ids)
     loops = _LoopWatch()
-    ended = False
+    ended, token = False, -1
     for _ in range(min(mixture.max_reply_tokens, mixture.max_length - first)):
         uniform = random.random() if temperature else 0.0
         token = yield Draw(temperature, mixture.top_p, uniform)
@@ -176,7 +176,7 @@ def _reply(
             break
     if len(writing.token_ids) > first:
         writing.spans.append((first, len(writing.token_ids)))
-    return ended
+    return ended and token == frame.assistant_end_ids[0]
 
 
 class _LoopWatch:
