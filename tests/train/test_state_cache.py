@@ -14,10 +14,10 @@ import torch
 from foredraft.errors import ConfigError
 from foredraft.train import state_cache
 from foredraft.train.batches import collate
-from foredraft.train.corpus import Sample
+from foredraft.train.corpus import Corpus, CorpusWriter, Sample
 from foredraft.train.features import TargetFeatures
 from foredraft.train.objective import Batch
-from foredraft.train.state_cache import StateCache
+from foredraft.train.state_cache import ShardTokens, StateCache
 from tests.tiny_models import tiny_llama
 
 LENGTHS = np.array([7, 3, 12, 5])
@@ -33,8 +33,14 @@ def batch(*indices: int, max_length: int = 100) -> Batch:
     return collate(chosen, max_length, np.array(indices))
 
 
-def cache(folder: Path, **key: Any) -> StateCache:
-    return StateCache(folder, {"target": 1, **key}, LENGTHS, 32, torch.float32)
+def shards(*digests: str) -> list[ShardTokens]:
+    """The samples in two shards, or in as many as there are digests."""
+    parts = np.array_split(LENGTHS, len(digests))
+    return [ShardTokens(d, part) for d, part in zip(digests, parts, strict=True)]
+
+
+def cache(folder: Path, digests: tuple[str, ...] = ("a", "b"), **key: Any) -> StateCache:
+    return StateCache(folder, {"target": 1, **key}, shards(*digests), 32, torch.float32)
 
 
 class CountingPasses(TargetFeatures):
@@ -50,7 +56,7 @@ def test_the_second_reading_needs_no_pass_and_gives_the_same(
     tmp_path: Path, dtype: torch.dtype
 ) -> None:
     model = tiny_llama(dtype=dtype)
-    kept = StateCache(tmp_path, {}, LENGTHS, 32, dtype)
+    kept = StateCache(tmp_path, {}, shards("a", "b"), 32, dtype)
     features = CountingPasses(model, (1, 0), kept)
     first = features(batch(0, 2, 1))
     again = features(batch(0, 2, 1))
@@ -108,6 +114,34 @@ def test_the_final_state_gives_the_targets_logits(tmp_path: Path) -> None:
         torch.testing.assert_close(model.lm_head(states.final[0, :7]), logits)
 
 
+def test_a_corpus_that_grows_keeps_its_states_and_a_changed_shard_does_not(tmp_path: Path) -> None:
+    model = tiny_llama()
+    first = StateCache(tmp_path, {}, shards("a", "b")[:1], 32, torch.float32)
+    TargetFeatures(model, (1,), first)(batch(0, 1))
+    grown = CountingPasses(
+        model, (1,), StateCache(tmp_path, {}, shards("a", "b"), 32, torch.float32)
+    )
+    grown(batch(0, 1))
+    assert grown.passes == 0
+    grown(batch(1, 2))
+    assert grown.passes == 1
+    changed = StateCache(tmp_path, {}, shards("c", "b"), 32, torch.float32)
+    other = CountingPasses(model, (1,), changed)
+    other(batch(0, 1))
+    assert other.passes == 1
+
+
+def test_shards_are_told_apart_by_their_tokens(tmp_path: Path) -> None:
+    writer = CorpusWriter(tmp_path, {"vocab_size": 97})
+    first = [Sample(np.array([1, 2, 3]), ()), Sample(np.array([4]), ())]
+    moved = [Sample(np.array([1, 2]), ()), Sample(np.array([3, 4]), ())]
+    for shard in (first, moved, first):
+        writer.add_shard(shard)
+    read = ShardTokens.all_of(Corpus(tmp_path))
+    assert [shard.lengths.tolist() for shard in read] == [[3, 1], [2, 2], [3, 1]]
+    assert read[0].digest == read[2].digest != read[1].digest
+
+
 def test_a_full_disk_is_found_before_a_pass(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,4 +157,4 @@ def test_a_full_disk_is_found_before_a_pass(
 def test_the_disk_is_taken_at_once(tmp_path: Path) -> None:
     cache(tmp_path).has((1,), torch.tensor([0]), torch.tensor([1]))
     (file,) = tmp_path.rglob("*.states")
-    assert file.stat().st_blocks * state_cache.BLOCK >= LENGTHS.sum() * 32 * 4
+    assert file.stat().st_blocks * state_cache.BLOCK >= LENGTHS[:2].sum() * 32 * 4

@@ -18,7 +18,7 @@ from foredraft.train.checkpoints import Checkpoints
 from foredraft.train.corpus import Corpus
 from foredraft.train.data import tokenizer_digest, weights_digest
 from foredraft.train.folder import CHECKPOINTS
-from foredraft.train.state_cache import StateCache
+from foredraft.train.state_cache import ShardTokens, StateCache
 from foredraft.train.vocabulary import coverage, most_frequent, token_counts
 
 DIGITS = 16
@@ -90,17 +90,13 @@ class Setting:
         """
         if not self.keep_states:
             return None
-        config = hf_facts.text_config(self.model)
-        key = {"target": self.identity(), "tokens": self._token_digest()}
-        lengths, width = self.corpus.lengths, int(config.hidden_size)
-        return StateCache(self.corpus.folder / STATES, key, lengths, width, self.model.dtype)
-
-    def _token_digest(self) -> str:
-        """Changes with every token of the corpus."""
-        digest = hashlib.sha256()
-        for sample in self.corpus:
-            digest.update(sample.token_ids.tobytes())
-        return digest.hexdigest()[:DIGITS]
+        return StateCache(
+            self.corpus.folder / STATES,
+            self.identity(),
+            ShardTokens.all_of(self.corpus),
+            int(hf_facts.text_config(self.model).hidden_size),
+            self.model.dtype,
+        )
 
     @cached_property
     def counts(self) -> NDArray[np.int64]:

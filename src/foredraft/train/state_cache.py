@@ -1,7 +1,7 @@
 """The target's hidden states on disk, so that every epoch and every drafter after the first pass reads them.
 
 A pass of the target costs most of a training step. Its states depend on the corpus and the target alone;
-one file a tapped place holds them, a row a token of the corpus, and a list of the rows each sample has.
+one file for each shard and tapped place holds them, a row a token, beside a list of the rows each sample has.
 Files are mapped into memory: a run that is killed keeps what was written.
 """
 
@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +21,42 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foredraft.errors import ConfigError
-from foredraft.files import write_json
+from foredraft.train.corpus import Corpus
 
 DIGITS = 16
 BLOCK = 512
 """Bytes of what `st_blocks` counts."""
 
 
+@dataclass(frozen=True, slots=True)
+class ShardTokens:
+    """One shard of a corpus: what tells its text from any other, and int64 [S] the tokens of each sample."""
+
+    digest: str
+    lengths: NDArray[np.int64]
+
+    @classmethod
+    def all_of(cls, corpus: Corpus) -> list[ShardTokens]:
+        """Every shard of a corpus, in order."""
+        shards, first = [], 0
+        for entry in corpus.manifest["shards"]:
+            samples = [corpus[first + i].token_ids for i in range(entry["samples"])]
+            first += len(samples)
+            digest, lengths = hashlib.sha256(), [len(sample) for sample in samples]
+            for sample in samples:
+                digest.update(np.int64(len(sample)).tobytes() + sample.tobytes())
+            shards.append(cls(digest.hexdigest(), np.array(lengths, np.int64)))
+        return shards
+
+
 class StateCache:
-    """Hidden states of the samples of one corpus by one target.
+    """Hidden states of the samples of a corpus by one target.
 
     Args:
-        folder: where caches of this corpus are kept; each target has a folder of its own inside.
-        key: what the states depend on: corpus, weights, dtype. Another key, other files.
-        lengths: int64 [S], tokens of each sample.
+        folder: where caches of this corpus are kept. Each shard and target have a folder of their own
+            inside, so a corpus that grows keeps what it has.
+        target: what tells the target from others, as JSON.
+        shards: the corpus.
         width: h, numbers of one state.
         dtype: of the states.
 
@@ -44,71 +67,83 @@ class StateCache:
     def __init__(
         self,
         folder: Path,
-        key: Mapping[str, Any],
-        lengths: NDArray[np.int64],
+        target: Mapping[str, Any],
+        shards: Sequence[ShardTokens],
         width: int,
         dtype: torch.dtype,
     ) -> None:
-        digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:DIGITS]
-        self.folder = folder / digest
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_json(self.folder / "key.json", dict(key))
-        self._starts = np.concatenate([[0], np.cumsum(lengths)])
         self._width, self._dtype = width, dtype
-        self._places: dict[int, _Place] = {}
+        self._shards = [(_folder(folder, target, shard), shard.lengths) for shard in shards]
+        self._firsts = np.cumsum([0, *(len(shard.lengths) for shard in shards)])
+        self._places: dict[tuple[int, int], _Place] = {}
 
     def has(self, taps: Sequence[int], samples: Tensor, lengths: Tensor) -> bool:
         """Whether the first `lengths[i]` rows of every sample are there for every tap; int64 [B] each."""
         return all(
-            self._place(tap).has(i, rows)
-            for i, rows in zip(samples.tolist(), lengths.tolist(), strict=True)
+            place.has(i, rows)
             for tap in taps
+            for place, i, rows in self._find(tap, samples, lengths)
         )
 
     def read(self, tap: int, samples: Tensor, lengths: Tensor) -> Tensor:
         """[B, T, h] states of a batch, padded with 0 on the right."""
         states = torch.zeros(len(samples), int(lengths.max()), self._width, dtype=self._dtype)
-        rows = self._place(tap).rows
-        for row, (i, length) in enumerate(zip(samples.tolist(), lengths.tolist(), strict=True)):
-            first = int(self._starts[i])
-            states[row, :length] = rows[first : first + length]
+        for row, (place, i, length) in enumerate(self._find(tap, samples, lengths)):
+            states[row, :length] = place.rows_of(i, length)
         return states
 
     def write(self, tap: int, samples: Tensor, lengths: Tensor, states: Tensor) -> None:
         """Keep the states [B, T, h] of a batch."""
-        place = self._place(tap)
         states = states.cpu()
-        for row, (i, length) in enumerate(zip(samples.tolist(), lengths.tolist(), strict=True)):
-            first = int(self._starts[i])
-            place.rows[first : first + length] = states[row, :length]
+        for row, (place, i, length) in enumerate(self._find(tap, samples, lengths)):
+            place.rows_of(i, length).copy_(states[row, :length])
             place.held[i] = length  # last: a kill before it leaves the sample out
 
-    def _place(self, tap: int) -> _Place:
-        if tap not in self._places:
-            tokens, samples = int(self._starts[-1]), len(self._starts) - 1
-            self._places[tap] = _Place(
-                self.folder / f"tap-{tap}", tokens, samples, self._width, self._dtype
-            )
-        return self._places[tap]
+    def _find(
+        self, tap: int, samples: Tensor, lengths: Tensor
+    ) -> Iterator[tuple[_Place, int, int]]:
+        """For each sample of a batch: its files, its number there, and its rows."""
+        for sample, length in zip(samples.tolist(), lengths.tolist(), strict=True):
+            shard = int(np.searchsorted(self._firsts, sample, side="right")) - 1
+            yield self._place(shard, tap), sample - int(self._firsts[shard]), length
+
+    def _place(self, shard: int, tap: int) -> _Place:
+        if (shard, tap) not in self._places:
+            folder, lengths = self._shards[shard]
+            folder.mkdir(parents=True, exist_ok=True)
+            place = _Place(folder / f"tap-{tap}", lengths, self._width, self._dtype)
+            self._places[shard, tap] = place
+        return self._places[shard, tap]
+
+
+def _folder(folder: Path, target: Mapping[str, Any], shard: ShardTokens) -> Path:
+    key = json.dumps([dict(target), shard.digest], sort_keys=True)
+    return folder / hashlib.sha256(key.encode()).hexdigest()[:DIGITS]
 
 
 class _Place:
-    """The two files of one tap: rows [tokens, h], and held int32 [S], how many rows each sample has."""
+    """The two files of one tap of one shard: rows [tokens, h], and held int32 [S], the rows of each sample."""
 
     def __init__(
-        self, stem: Path, tokens: int, samples: int, width: int, dtype: torch.dtype
+        self, stem: Path, lengths: NDArray[np.int64], width: int, dtype: torch.dtype
     ) -> None:
-        file = stem.with_suffix(".states")
-        size = tokens * width * dtype.itemsize
-        _reserve(file, size)
+        self._starts = np.cumsum([0, *lengths]).tolist()
+        tokens, file = self._starts[-1], stem.with_suffix(".states")
+        _reserve(file, tokens * width * dtype.itemsize)
         count = max(1, tokens * width)
         rows = torch.from_file(str(file), shared=True, size=count, dtype=dtype)
-        self.rows = rows[: tokens * width].view(tokens, width)
-        held = stem.with_suffix(".held")
-        self.held = torch.from_file(str(held), shared=True, size=max(1, samples), dtype=torch.int32)
+        self._rows = rows[: tokens * width].view(tokens, width)
+        held, samples = str(stem.with_suffix(".held")), max(1, len(lengths))
+        self.held = torch.from_file(held, shared=True, size=samples, dtype=torch.int32)
 
     def has(self, sample: int, rows: int) -> bool:
+        """Whether that many rows of a sample are there."""
         return int(self.held[sample]) >= rows
+
+    def rows_of(self, sample: int, rows: int) -> Tensor:
+        """[rows, h] the first rows of a sample, to be read or written."""
+        first = self._starts[sample]
+        return self._rows[first : first + rows]
 
 
 def _reserve(file: Path, size: int) -> None:
