@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from foredraft.drafters.eagle.head import EagleHead
 from foredraft.train.batches import collate
 from foredraft.train.corpus import Sample
 from foredraft.train.eagle import EagleLoss, EagleObjective
@@ -118,14 +119,45 @@ def test_leaving_rows_out_of_later_steps_changes_no_other_row() -> None:
     torch.testing.assert_close(loss, full.loss, atol=0, rtol=0.02)
 
 
-def test_tokens_outside_the_draft_vocabulary_do_not_count() -> None:
+def test_tokens_outside_the_draft_vocabulary_are_missed_and_have_no_loss() -> None:
     model = tiny_llama().requires_grad_(False)
     sample = greedy_samples(model, 1, answer=10)[0]
-    reply = set(sample.token_ids[5:].tolist())
-    left_out = sample.token_ids[-1]
-    ids = torch.tensor(sorted(reply - {int(left_out)}))
+    asked = sample.token_ids[4:].tolist()
+    ids = torch.tensor(sorted(set(asked) - {asked[-1]}))
     objective = EagleObjective.for_target(model, 3, draft_ids=ids, loss=EagleLoss(steps=1))
-    counted = objective(collate([sample], 100)).counted
-    assert counted.item() == 10 - (sample.token_ids[4:] == left_out).sum() - sum(
-        t not in reply for t in sample.token_ids[4:5].tolist()
+    report = objective(collate([sample], 100))
+    assert report.counted.item() == 10
+    assert report.hits.item() <= 10 - asked.count(asked[-1])
+    nothing = Sample(np.array([5, 6, 7, asked[-1]]), ((3, 4),))
+    report = objective(collate([nothing], 100))
+    report.loss.backward()
+    assert (report.loss.item(), report.counted.item(), report.hits.item()) == (0, 1, 0)
+
+
+@pytest.mark.parametrize("variant", [1, 3])
+@pytest.mark.parametrize("fc_norm", [None, False])
+def test_float32_training_beside_a_target_in_half_precision(
+    variant: int, fc_norm: bool | None
+) -> None:
+    model = tiny_llama(dtype=torch.bfloat16).requires_grad_(False)
+    choices = {} if variant == 1 else {"fc_norm": fc_norm}
+    objective = EagleObjective.for_target(model, variant, **choices)
+    report = objective(collate([Sample(np.arange(3, 13), ((2, 10),))], 100))
+    report.loss.backward()
+    assert all(p.grad is not None for p in objective.module.parameters())
+
+
+@pytest.mark.parametrize("variant", [1, 3])
+def test_what_a_head_owns_of_the_ends_is_used_and_its_embeddings_stay(variant: int) -> None:
+    model = tiny_llama().requires_grad_(False)
+    ids = torch.arange(3, 60)
+    fresh = EagleHead.for_target(model, variant, draft_ids=ids if variant == 3 else None)
+    head = EagleHead(
+        fresh.config, fresh.ends, fresh.target_ids, own_embeddings=True, own_lm_head=True
     )
+    objective = EagleObjective(head, model, label_ids=ids)
+    objective(collate([Sample(np.arange(3, 13), ((2, 10),))], 100)).loss.backward()
+    trained = {name for name, p in head.named_parameters() if p.grad is not None}
+    assert "lm_head.weight" in trained
+    assert {name for name, p in head.named_parameters() if p.requires_grad} == trained
+    assert "embed_tokens.weight" not in trained

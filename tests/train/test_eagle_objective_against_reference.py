@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
 
 from foredraft.drafters.eagle.checkpoint import load_head
-from foredraft.train.eagle import EagleLoss, EagleObjective, unrolled_logits
+from foredraft.train.eagle import EagleLoss, EagleObjective
 from foredraft.train.objective import Batch
+from foredraft.train.unroll import unrolled_logits
 from tests.eagle_checkpoints import CASES, DRAFT_VOCAB_SIZE, Case
 from tests.eagle_reference import (
     last_output,
@@ -119,7 +120,10 @@ def test_the_loss_of_the_training_time_test(name: str, model: Any, tmp_path: Pat
     loss = EagleLoss(steps=STEPS, decay=DECAY, later_share=1.0)
     report = EagleObjective(head, model, loss)(batch_of(TEXTS))
     steps = [step_terms(case, model, step) for step in range(STEPS)]
-    assert report.counted.tolist() == [len(terms) for terms in steps]
+    missed = (
+        name != "eagle3-full-vocabulary"
+    )  # one token of the first answer is not in the vocabulary
+    assert report.counted.tolist() == [len(terms) + missed for terms in steps]
     assert report.counted.sum() > 5
     assert report.hits.tolist() == [sum(agreed for _, agreed in terms) for terms in steps]
     expected = sum(

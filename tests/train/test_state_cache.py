@@ -142,6 +142,17 @@ def test_shards_are_told_apart_by_their_tokens(tmp_path: Path) -> None:
     assert read[0].digest == read[2].digest != read[1].digest
 
 
+def test_states_that_were_deleted_are_not_read(tmp_path: Path) -> None:
+    model = tiny_llama()
+    before = TargetFeatures(model, (1,), cache(tmp_path))(batch(0, 1))
+    for file in tmp_path.rglob("*.states"):
+        file.unlink()
+    again = CountingPasses(model, (1,), cache(tmp_path))
+    after = again(batch(0, 1))
+    assert again.passes == 1
+    assert torch.equal(before.final[0, :7], after.final[0, :7])
+
+
 def test_a_full_disk_is_found_before_a_pass(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

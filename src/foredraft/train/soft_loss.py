@@ -53,19 +53,21 @@ def soft_cross_entropy(
     teacher: Tensor,
     row_weights: Tensor,
     finish: Finish = PLAIN,
+    teacher_rows: Tensor | None = None,
 ) -> SoftLoss:
     """-sum_n row_weights[n] sum_v softmax(teacher[n])[v] log softmax(finish(hidden[n] @ weight.T))[v].
 
     Args:
         hidden: [N, h] what the language-model head reads; gets a gradient.
         weight: [Vd, h] its rows; get a gradient if they require one.
-        teacher: [N, Vd] the target's logits for the same tokens; no gradient.
+        teacher: [P, Vd] the target's logits for the same tokens; no gradient.
         row_weights: float [N].
         finish: what is done to the products; without a gradient of its own.
+        teacher_rows: int64 [N], the teacher's row of each; None where they stand in the same order.
 
     Products are taken in the dtype of autocast, where it is on; sums and exponentials in float32.
     """
-    loss, hits = _SoftCrossEntropy.apply(hidden, weight, teacher, row_weights, finish)  # type: ignore[no-untyped-call]
+    loss, hits = _SoftCrossEntropy.apply(hidden, weight, teacher, row_weights, finish, teacher_rows)  # type: ignore[no-untyped-call]
     return SoftLoss(loss, hits)
 
 
@@ -86,13 +88,14 @@ class _SoftCrossEntropy(torch.autograd.Function):
         teacher: Tensor,
         row_weights: Tensor,
         finish: Finish,
+        teacher_rows: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         kind = hidden.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
         rows, columns = hidden.detach().to(dtype), weight.detach().to(dtype)
         bias = None if finish.bias is None else finish.bias.to(dtype)
         logits = F.linear(rows, columns, bias)
-        loss, hits = _to_gradient(logits, teacher, row_weights, finish)
+        loss, hits = _to_gradient(logits, teacher, row_weights, finish, teacher_rows)
         ctx.dtypes = hidden.dtype, weight.dtype
         ctx.hidden_gradient = logits @ columns if ctx.needs_input_grad[0] else None
         ctx.weight_gradient = logits.T @ rows if ctx.needs_input_grad[1] else None
@@ -108,17 +111,23 @@ class _SoftCrossEntropy(torch.autograd.Function):
             None,
             None,
             None,
+            None,
         )
 
 
 def _to_gradient(
-    logits: Tensor, teacher: Tensor, row_weights: Tensor, finish: Finish
+    logits: Tensor,
+    teacher: Tensor,
+    row_weights: Tensor,
+    finish: Finish,
+    teacher_rows: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Overwrite products [N, Vd] with the loss's gradient; returns the loss and the hits [N]."""
     losses, hits = [], []
     for rows in range(0, len(logits), CHUNK_ROWS):
         part = slice(rows, rows + CHUNK_ROWS)
-        scores, taught = logits[part].float() * finish.scale, teacher[part].float()
+        scores = logits[part].float() * finish.scale
+        taught = teacher[part if teacher_rows is None else teacher_rows[part]].float()
         slope: Tensor | float = finish.scale
         if finish.softcap is not None:
             scores = (scores / finish.softcap).tanh_()
@@ -131,5 +140,6 @@ def _to_gradient(
         gradient = log_probs.exp_().sub_(taught).mul_(row_weights[part, None])
         logits[part] = gradient.mul_(slope)
     if not losses:
-        return logits.new_zeros((), dtype=torch.float32), torch.zeros(0, dtype=torch.bool)
+        nothing = torch.zeros(0, dtype=torch.bool, device=logits.device)
+        return logits.new_zeros((), dtype=torch.float32), nothing
     return torch.cat(losses).sum(), torch.cat(hits)

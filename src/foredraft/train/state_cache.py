@@ -128,13 +128,20 @@ class _Place:
         self, stem: Path, lengths: NDArray[np.int64], width: int, dtype: torch.dtype
     ) -> None:
         self._starts = np.cumsum([0, *lengths]).tolist()
-        tokens, file = self._starts[-1], stem.with_suffix(".states")
-        _reserve(file, tokens * width * dtype.itemsize)
+        tokens, file, held = (
+            self._starts[-1],
+            stem.with_suffix(".states"),
+            stem.with_suffix(".held"),
+        )
+        size = tokens * width * dtype.itemsize
+        if not (file.exists() and file.stat().st_size >= size):
+            held.unlink(missing_ok=True)  # what it says is not there
+        _reserve(file, size)
         count = max(1, tokens * width)
         rows = torch.from_file(str(file), shared=True, size=count, dtype=dtype)
         self._rows = rows[: tokens * width].view(tokens, width)
-        held, samples = str(stem.with_suffix(".held")), max(1, len(lengths))
-        self.held = torch.from_file(held, shared=True, size=samples, dtype=torch.int32)
+        samples = max(1, len(lengths))
+        self.held = torch.from_file(str(held), shared=True, size=samples, dtype=torch.int32)
 
     def has(self, sample: int, rows: int) -> bool:
         """Whether that many rows of a sample are there."""
