@@ -91,7 +91,8 @@ FAMILIES = {
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("own_head", [False, True])
 def test_the_loss_is_the_cross_entropy_of_each_answered_token(family: str, own_head: bool) -> None:
-    """Case 84: exactly the labelled tokens of the draft vocabulary, each from the state before it."""
+    """Case 84: exactly the labelled tokens, each from the state before it; those outside the draft
+    vocabulary are missed."""
     target, samples = FAMILIES[family](), texts(3)
     samples[1] = sample(samples[1].token_ids[:6].tolist(), (2, 4))
     student = build_student(target, 1, "last", draft_ids=IDS, own_head=own_head)
@@ -102,7 +103,7 @@ def test_the_loss_is_the_cross_entropy_of_each_answered_token(family: str, own_h
     assert float(report.loss.detach()) == pytest.approx(loss, rel=1e-4)
     assert float(report.hits) == hits
     labelled = [int(t) for s in samples for a, b in s.spans for t in s.token_ids[a:b]]
-    assert float(report.counted) == sum(t in IDS.tolist() for t in labelled)
+    assert float(report.counted) == len(labelled) > sum(t in IDS.tolist() for t in labelled)
 
 
 def test_padding_and_neighbours_change_nothing() -> None:

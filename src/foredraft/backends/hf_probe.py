@@ -74,7 +74,7 @@ def probe_error(
         alone = reference(prefix + [nodes[node] for node in path])[-len(path) :]
         if alone.isnan().any():
             raise ModelError("its logits are NaN; check the weights, or try dtype=float32")
-        errors.append(_relative_error(scored[path], alone))
+        errors.append(relative_error(scored[path], alone))
     return max(errors)
 
 
@@ -90,7 +90,7 @@ def _path(parents: Sequence[int], leaf: int) -> list[int]:
     return path[::-1]
 
 
-def _relative_error(rows: Tensor, expected: Tensor) -> float:
+def relative_error(rows: Tensor, expected: Tensor) -> float:
     """[N, V] each: the worst row's rms difference over its spread; NaN counts as infinite."""
     difference = (rows.double() - expected.double()).square().mean(-1).sqrt()
     spread = expected.double().std(-1).clamp_min(torch.finfo(torch.float32).tiny)

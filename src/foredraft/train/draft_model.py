@@ -80,10 +80,11 @@ class DraftModelObjective:
         rows = torch.full((count,), 1.0 / max(count, 1), device=hidden.device)
         result = soft_cross_entropy(hidden[counts], weight, taught, rows, self._finish)
         hits = result.hits.sum()[None].float()
+        asked = batch.labelled[:, 1:].sum()[None].float()  # tokens that it cannot say are missed
         loss = (
             result.loss + 0.0 * hidden.sum()
         )  # every parameter gets a gradient, if nothing counts too
-        return LossReport(loss, hits, torch.full_like(hits, count))
+        return LossReport(loss, hits, asked)
 
     def save(self, folder: Path) -> None:
         """Write the student into a folder."""

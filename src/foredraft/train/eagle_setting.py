@@ -88,7 +88,8 @@ def eagle_objective(
         )
         objective = EagleObjective(head.float().train(), setting.model, loss, ids, setting.cache)
         setting.start_from(start_from, head)
-    return objective, _facts(setting, objective, ids)
+    begun = (init or INITS[0]) if start_from is None else "given"
+    return objective, {"init": begun, **_facts(setting, objective, ids)}
 
 
 def _facts(setting: Setting, objective: EagleObjective, label_ids: Tensor | None) -> dict[str, Any]:

@@ -151,6 +151,11 @@ class _Group:
         self._last = [0] * len(scripts)
         self._rows = list(range(len(scripts)))
         self._samples: dict[int, Sample] = {}
+        if any(isinstance(asked, Draw) for asked in self._asked):
+            raise ModelError(
+                "the chat template writes nothing before the user's words, so there is no token for the "
+                "model to begin from; give prompts of your own"
+            )
         start = self._shared_start()
         self.cohort = decoder.start(torch.tensor(start, device=device))
 

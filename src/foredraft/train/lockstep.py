@@ -19,9 +19,11 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from foredraft.backends.hf_probe import relative_error, tolerance
 from foredraft.errors import ModelError
 
 ATTENTION = "foredraft_lockstep"
+CHECK_TOKENS = (0, 1, 2, 1, 2)
 BUCKET = 32
 """Positions by which the block of a cohort grows."""
 
@@ -32,6 +34,11 @@ class Cohort:
     def __init__(self, num_rows: int) -> None:
         self.num_rows, self.length = num_rows, 0
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+
+    @property
+    def layers(self) -> int:
+        """How many layers have attended."""
+        return len(self._layers)
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: _Options
@@ -116,47 +123,51 @@ def lockstep_attention(model: Any) -> Iterator[None]:
     """Inside, the model attends within cohorts.
 
     Raises:
-        ModelError: the model's attention cannot be exchanged.
+        ModelError: the model's attention cannot be exchanged, or computes something else then.
     """
     before = model.config._attn_implementation
+    expected = _plainly(model)
     AttentionInterface.register(ATTENTION, _cohort_attention)
     AttentionMaskInterface.register(ATTENTION, lambda *args, **kwargs: None)
     model.set_attn_implementation(ATTENTION)
     try:
-        _check_exchanged(model)
+        _check_exchanged(model, expected)
         yield
     finally:
         model.set_attn_implementation(before)
 
 
-def _check_exchanged(model: Any) -> None:
+@torch.inference_mode()
+def _plainly(model: Any) -> Tensor:
+    """Logits [1, V] after the test tokens, by the model's own pass."""
+    logits: Tensor = model(input_ids=_check_ids(model), use_cache=False).logits[:, -1]
+    return logits
+
+
+def _check_ids(model: Any) -> Tensor:
+    return torch.tensor([CHECK_TOKENS], device=model.get_input_embeddings().weight.device)
+
+
+def _check_exchanged(model: Any, expected: Tensor) -> None:
     """Whether this attention is really the one that is called, and gives the model's own logits."""
     name = type(model).__name__
-    calls = _Counting()
-    ids = torch.zeros(1, 2, dtype=torch.int64, device=model.get_input_embeddings().weight.device)
+    decoder, ids = LockstepDecoder(model), _check_ids(model)
     try:
-        LockstepDecoder(model)._forward([calls], ids)
+        cohort = decoder.start(ids[:, :2])
+        for column in range(2, ids.shape[1]):
+            logits = decoder.step([cohort], ids[:, column : column + 1])
     except Exception as error:
         raise ModelError(
             f"{name} cannot write many texts at once ({error}); give answers of your own"
         ) from error
-    if calls.layers != model.config.get_text_config(decoder=True).num_hidden_layers:
+    difference = relative_error(logits, expected)
+    if cohort.layers != model.config.get_text_config(decoder=True).num_hidden_layers:
+        difference = math.inf
+    if not difference <= tolerance(model.dtype):
         raise ModelError(
             f"{name} does not use an exchangeable attention, so it cannot write many texts at once; "
             "give answers of your own"
         )
-
-
-class _Counting(Cohort):
-    """A cohort that counts the layers that attend."""
-
-    def __init__(self) -> None:
-        super().__init__(1)
-        self.layers = 0
-
-    def attend(self, *args: Any) -> Tensor:
-        self.layers += 1
-        return super().attend(*args)
 
 
 class _Options:

@@ -44,7 +44,7 @@ class LossReport:
     Attributes:
         loss: float scalar, to be minimised: a mean over what is to be predicted.
         hits: float [K], for each depth, how often the drafter's best token was the target's best.
-        counted: float [K], of how many.
+        counted: float [K], of how many, tokens that the drafter cannot say included.
     """
 
     loss: Tensor
@@ -65,7 +65,7 @@ class Objective(Protocol):
         ...
 
     def __call__(self, batch: Batch) -> LossReport:
-        """The loss of a batch, which is on the module's device. Must not wait for the device."""
+        """The loss of a batch, which is on the module's device."""
         ...
 
     def save(self, folder: Path) -> None:

@@ -122,7 +122,7 @@ def _folder(folder: Path, target: Mapping[str, Any], shard: ShardTokens) -> Path
 
 
 class _Place:
-    """The two files of one tap of one shard: rows [tokens, h], and held int32 [S], the rows of each sample."""
+    """The files of one tap of one shard: rows [tokens, h], and held int32 [S], the rows of each sample."""
 
     def __init__(
         self, stem: Path, lengths: NDArray[np.int64], width: int, dtype: torch.dtype
