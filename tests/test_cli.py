@@ -394,6 +394,12 @@ def test_the_version() -> None:
     assert done.stdout.decode().split() == ["foredraft", foredraft.__version__]
 
 
+def test_it_runs_as_a_module_too() -> None:
+    command = [sys.executable, "-m", "foredraft", "--version"]
+    done = subprocess.run(command, capture_output=True, check=True)
+    assert done.stdout.decode().split() == ["foredraft", foredraft.__version__]
+
+
 # --- what is nearly right ---------------------------------------------------------------------------
 
 

@@ -15,6 +15,7 @@ import torch
 
 from foredraft.errors import ConfigError
 from foredraft.train.checkpoints import Checkpoints, random_states, restore_random_states
+from foredraft.train.folder import CHECKPOINTS
 from foredraft.train.loop import fit
 from foredraft.train.metrics import Measure
 from tests.train.run_toy import train_toy
@@ -138,6 +139,20 @@ def test_a_stopped_run_leaves_a_drafter_and_can_be_gone_on_with(tmp_path: Path) 
     second = fit(objective, counting_corpus(), toy_options(), tmp_path / "cut", resume=True)
     assert second.finished
     assert same(whole.module.state_dict(), objective.module.state_dict())
+
+
+def test_a_run_stopped_before_it_was_measured_does_not_save_what_it_began_with(
+    tmp_path: Path,
+) -> None:
+    objective = ToyObjective()
+    options = toy_options(eval_steps=1000)
+    result = fit(objective, counting_corpus(), options, tmp_path, stop=stop_after(8))
+    assert not result.finished
+    assert result.best is not None
+    assert result.best.step == result.position.step > 0
+    best = Checkpoints(tmp_path / CHECKPOINTS).best()
+    assert best is not None
+    assert same(best["module"], objective.module.state_dict())
 
 
 def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:

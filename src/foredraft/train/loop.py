@@ -287,8 +287,9 @@ class _Run:
     def _end(self) -> FitResult:
         """The last measure, checkpoint and the drafter itself."""
         finished = self._progress >= 1
-        if finished and self._measured_step != self._at.step:
-            self._measure_held_out()
+        untrained = self._best is not None and self._best.step == 0
+        if (finished or untrained) and self._measured_step != self._at.step:
+            self._measure_held_out()  # or else what is saved were the weights of the beginning
         self._save()
         result = FitResult(finished, self._at, self._batches.counts, self._best, self._folder.path)
         if self._accelerator.is_main_process:
