@@ -25,7 +25,8 @@ LAYERS = (
     {"drafters"},
     {"engine", "methods"},
     {"train", "bench", "serve"},
-    {"cli", "__main__"},
+    {"cli"},
+    {"__main__"},
 )
 """Lowest first. A unit imports itself and lower layers, never another unit of its own layer."""
 
