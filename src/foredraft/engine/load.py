@@ -191,7 +191,8 @@ def best_method(
     kind = None if drafter is None else kind_of(drafter)
     best = BEST if kind is None else BEST_OF[kind]
     if kind is None and shipped_source(model, "head") is not None:
-        kind, best = "head", zoo.BEST_METHODS.get(model, BEST_OF["head"])
+        best = zoo.BEST_METHODS.get(model, BEST_OF["head"])
+        kind = parse_method(best).needs
     if kind == "head" and tree is not None:
         return "eagle"  # the one whose tree the user gives
     if kind == "head" and verifier == "block":

@@ -16,14 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from foredraft.backends.hf_probe import relative_error, tolerance
 from foredraft.errors import ModelError
 
 ATTENTION = "foredraft_lockstep"
-CHECK_TOKENS = (0, 1, 2, 1, 2)
+CHECK_TOKENS = 10
+ROUNDING = 3
+"""Another attention may differ by so many times what another order of sums may."""
 BUCKET = 32
 """Positions by which the block of a cohort grows."""
 
@@ -139,13 +141,22 @@ def lockstep_attention(model: Any) -> Iterator[None]:
 
 @torch.inference_mode()
 def _plainly(model: Any) -> Tensor:
-    """Logits [1, V] after the test tokens, by the model's own pass."""
-    logits: Tensor = model(input_ids=_check_ids(model), use_cache=False).logits[:, -1]
-    return logits
+    """Logits [1, V] after the test tokens, by the model's own attention, in the same steps.
+
+    In half precision another way to step changes the logits of some texts more than a fault would.
+    """
+    cache, ids = DynamicCache(config=model.config), _check_ids(model)
+    logits: Tensor = model(input_ids=ids[:, :2], cache=cache, use_cache=True).logits
+    for column in range(2, ids.shape[1]):
+        logits = model(input_ids=ids[:, column : column + 1], cache=cache, use_cache=True).logits
+    return logits[:, -1]
 
 
 def _check_ids(model: Any) -> Tensor:
-    return torch.tensor([CHECK_TOKENS], device=model.get_input_embeddings().weight.device)
+    """Random tokens: texts of special ones alone are chaotic in half precision."""
+    weight = model.get_input_embeddings().weight
+    random = torch.Generator().manual_seed(0)
+    return torch.randint(len(weight), (1, CHECK_TOKENS), generator=random).to(weight.device)
 
 
 def _check_exchanged(model: Any, expected: Tensor) -> None:
@@ -163,7 +174,7 @@ def _check_exchanged(model: Any, expected: Tensor) -> None:
     difference = relative_error(logits, expected)
     if cohort.layers != model.config.get_text_config(decoder=True).num_hidden_layers:
         difference = math.inf
-    if not difference <= tolerance(model.dtype):
+    if not difference <= ROUNDING * tolerance(model.dtype):
         raise ModelError(
             f"{name} does not use an exchangeable attention, so it cannot write many texts at once; "
             "give answers of your own"
