@@ -1,6 +1,6 @@
 """Copy the drafter of a training run to where it ships with the package.
 
-    python benchmarks/training/ship.py RUN KIND      KIND: eagle3, eagle1 or draft-model
+python benchmarks/training/ship.py RUN KIND      KIND: eagle3, eagle1 or draft-model
 """
 
 from __future__ import annotations
