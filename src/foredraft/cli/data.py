@@ -14,14 +14,14 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from foredraft.cli import common
 from foredraft.cli.failures import FAILURE, clear_failures
 from foredraft.cli.interrupts import INTERRUPTED, noticed_interrupts
-from foredraft.cli.threads import wait_asleep
+from foredraft.cli.threads import wait_briefly
 from foredraft.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from foredraft.train.data import DataPlan
 
 app = typer.Typer(no_args_is_help=True, help="Make and look at corpora to train drafters on.")
-app.callback()(wait_asleep)
+app.callback()(wait_briefly)
 _UNUSED = {
     "answering": ("openings", "max_user_tokens", "more_turns"),
     "keeping": (

@@ -9,7 +9,7 @@ import typer
 
 from foredraft.cli import common
 from foredraft.cli.failures import clear_failures
-from foredraft.cli.threads import wait_asleep
+from foredraft.cli.threads import wait_briefly
 from foredraft.cli.train_options import takes_train_options, train_options
 from foredraft.errors import ConfigError
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from foredraft.train.setting import Setting
 
 app = typer.Typer(no_args_is_help=True, help="Train drafters for a model, on a corpus of its own.")
-app.callback()(wait_asleep)
+app.callback()(wait_briefly)
 
 Data = Annotated[
     Path, typer.Option(help="Folder of a corpus; `foredraft data generate` makes one.")
