@@ -384,8 +384,12 @@ def test_pointing_at_a_round_selects_it(selector: str, opened: Open) -> None:
 def test_crossing_the_answer_selects_nothing(opened: Open) -> None:
     shown = opened("mixed")
     before = shown.round
-    for index in (0, 1, 2):
-        shown.page.locator(f"#round-{index}").hover()
+    boxes = [shown.page.locator(f"#round-{index}").bounding_box() for index in (0, 1, 2)]
+    for box in (
+        boxes
+    ):  # the mouse alone: `hover` first waits, and would stay for as long as a choice takes
+        assert box is not None
+        shown.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     shown.page.mouse.move(1, 1)
     shown.page.locator("h1").hover()
     assert shown.round == before
