@@ -13,8 +13,9 @@ from foredraft.drafters.student import StudentModel
 from foredraft.drafters.student_files import save_student
 from foredraft.train.features import TargetFeatures
 from foredraft.train.objective import Batch, LossReport
-from foredraft.train.soft_loss import Finish, soft_cross_entropy, teacher_logits
+from foredraft.train.soft_loss import soft_cross_entropy
 from foredraft.train.state_cache import StateCache
+from foredraft.train.taught import Taught
 
 
 class Owned(nn.Module):
@@ -53,15 +54,7 @@ class DraftModelObjective:
         self._module = Owned(student)
         last = target_model.config.num_hidden_layers
         self._states = TargetFeatures(target_model, (last,), cache)
-        ends = TargetEnds.of(target_model)
-        weight, bias = ends.lm_rows.detach(), getattr(ends.lm_head, "bias", None)
-        chosen = slice(None) if student.draft_ids is None else student.draft_ids
-        self._rows = weight[chosen]
-        self._finish = Finish(
-            None if bias is None else bias.detach()[chosen], ends.logit_scale, ends.softcap
-        )
-        self._known = torch.zeros(len(weight), dtype=torch.bool, device=weight.device)
-        self._known[chosen] = True
+        self._taught = Taught.of(TargetEnds.of(target_model), student.draft_ids)
 
     @property
     def module(self) -> nn.Module:
@@ -70,15 +63,15 @@ class DraftModelObjective:
 
     def __call__(self, batch: Batch) -> LossReport:
         """The loss of a batch: a token's state, in target and student, predicts the token behind it."""
-        counts = batch.labelled[:, 1:] & self._known[batch.token_ids[:, 1:]]
+        counts = batch.labelled[:, 1:] & self._taught.known[batch.token_ids[:, 1:]]
         states = self._states(batch).final[:, :-1][counts]
-        taught = teacher_logits(states, self._rows, self._finish)
+        taught = self._taught.logits(states)
         hidden = self._read(batch.token_ids[:, :-1])
         own = self._student.config.head == "own"
-        weight = self._student.model.get_output_embeddings().weight if own else self._rows
+        weight = self._student.model.get_output_embeddings().weight if own else self._taught.rows
         count = int(counts.sum())
         rows = torch.full((count,), 1.0 / max(count, 1), device=hidden.device)
-        result = soft_cross_entropy(hidden[counts], weight, taught, rows, self._finish)
+        result = soft_cross_entropy(hidden[counts], weight, taught, rows, self._taught.finish)
         hits = result.hits.sum()[None].float()
         asked = batch.labelled[:, 1:].sum()[None].float()  # tokens that it cannot say are missed
         loss = (

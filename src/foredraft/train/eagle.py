@@ -15,8 +15,9 @@ from foredraft.drafters.eagle.head import EagleHead
 from foredraft.train.eagle_labels import EagleLabels, StepLabels
 from foredraft.train.features import TargetFeatures, TargetStates
 from foredraft.train.objective import Batch, LossReport
-from foredraft.train.soft_loss import PLAIN, Finish, soft_cross_entropy, teacher_logits
+from foredraft.train.soft_loss import PLAIN, Finish, soft_cross_entropy
 from foredraft.train.state_cache import StateCache
+from foredraft.train.taught import Taught
 from foredraft.train.unroll import Unroll
 
 
@@ -66,17 +67,7 @@ class EagleObjective:
             head.embed_tokens.requires_grad_(False)  # they are the target's, or another's to keep
         self._states = TargetFeatures(target_model, head.config.taps, cache)
         ids = head.target_ids if head.config.variant == 3 else label_ids
-        rows = head.ends.lm_rows.detach()
-        self._chosen = chosen = slice(None) if ids is None else ids.to(rows.device)
-        self._taught_rows = rows[chosen]
-        bias = head.ends.lm_bias
-        self._finish = Finish(
-            None if bias is None else bias.detach()[chosen],
-            head.ends.logit_scale,
-            head.ends.softcap,
-        )
-        self._known = torch.zeros(len(rows), dtype=torch.bool, device=rows.device)
-        self._known[chosen] = True
+        self._taught = Taught.of(head.ends, ids)
 
     @classmethod
     def for_target(
@@ -113,8 +104,8 @@ class EagleObjective:
         if batch.token_ids.shape[1] < 3:  # nothing stands behind a pair
             zero = torch.stack([p.sum() for p in self.head.parameters()]).sum() * 0.0
             return LossReport(zero, zero.new_zeros(self.steps), zero.new_zeros(self.steps))
-        labels = EagleLabels(batch, self._known)
-        taught = teacher_logits(labels.taught(states.final), self._taught_rows, self._finish)
+        labels = EagleLabels(batch, self._taught.known)
+        taught = self._taught.logits(labels.taught(states.final))
         if self.head.config.variant == 1:
             return self._regression(batch, states, taught, labels)
         return self._training_time_test(batch, states, taught, labels)
@@ -162,8 +153,8 @@ class EagleObjective:
         """The rows that the head predicts with, and what is done to the products."""
         head = self.head
         if not head.own_lm_head:
-            return self._taught_rows, self._finish
-        chosen = self._chosen if head.config.variant == 1 else slice(None)
+            return self._taught.rows, self._taught.finish
+        chosen = self._taught.chosen if head.config.variant == 1 else slice(None)
         return head.lm_head.weight[chosen], PLAIN
 
     # --- EAGLE-1 ----------------------------------------------------------------------------------
