@@ -89,7 +89,8 @@ def draft_model(
         )
 
     with clear_failures():
-        train(objective, train_options(options), data, out, model, dtype, resume, keep_states)
+        chosen = train_options(options)
+        train(objective, chosen, data, out, model, dtype, start_from, resume, keep_states)
 
 
 @app.command()
@@ -160,7 +161,8 @@ def eagle(
 
     with clear_failures():
         _check_variant(variant, {1: of_one, 3: of_three | {"taps": taps}})
-        train(objective, train_options(options), data, out, model, dtype, resume, keep_states)
+        chosen = train_options(options)
+        train(objective, chosen, data, out, model, dtype, start_from, resume, keep_states)
 
 
 def _check_variant(variant: int, belongs: dict[int, dict[str, Any]]) -> None:

@@ -40,6 +40,7 @@ def train(
     out: Path,
     model: str,
     dtype: str | None,
+    start_from: Path | None,
     resume: bool,
     keep_states: bool,
 ) -> None:
@@ -52,7 +53,8 @@ def train(
     setting = Setting(loaded, tokenizer, corpus, keep_states)
     torch.manual_seed(options.seed)  # weights that begin at random
     objective, facts = make_objective(setting)
-    recipe = {**facts, "target": setting.identity(), "notes": _notes(model, data, accelerator)}
+    notes = _notes(model, data, start_from, accelerator)
+    recipe = {**facts, "target": setting.identity(), "notes": notes}
     with _Bar(console) as bar, _asked_to_stop(console) as stop, _disk_errors(console, out):
         result = fit(
             objective,
@@ -74,11 +76,14 @@ def _console(quiet: bool) -> Console:
     return Console(stderr=True, markup=False, quiet=quiet)
 
 
-def _notes(model: str, data: Path, accelerator: Any) -> dict[str, Any]:
+def _notes(model: str, data: Path, start_from: Path | None, accelerator: Any) -> dict[str, Any]:
     """What is written down of a run and may differ when it is resumed."""
     from foredraft.bench.provenance import provenance
 
-    return {"model": model, "data": str(data), **provenance(accelerator.device)}
+    # by its last name, also of a folder given as `..`: where a run lies says nothing elsewhere
+    earlier = None if start_from is None else os.path.basename(os.path.abspath(start_from))
+    notes = {"model": model, "data": str(data), "start_from": earlier}
+    return {**notes, **provenance(accelerator.device)}
 
 
 class _Bar:
