@@ -215,7 +215,7 @@ def test_it_drafts_and_the_text_stays(
     assert student.scores_trees
     options = OPTIONS.replace(temperature=temperature, seed=3)
     hf = HFTarget(target)
-    drafter = DraftModelDrafter(student, target_ids=student.target_ids)
+    drafter = DraftModelDrafter(student)
     assert Engine(hf, drafter).generate(TEXT[0].tolist(), options).token_ids == (
         Engine(hf).generate(TEXT[0].tolist(), options).token_ids
     )
@@ -228,7 +228,7 @@ def test_a_student_with_all_layers_is_always_right() -> None:
     text = Engine(hf).generate(prompt, OPTIONS).token_ids
     ids = torch.tensor(sorted({*text, 90, 91}))
     student = Student(build_student(target, 2, draft_ids=ids))
-    engine = Engine(hf, DraftModelDrafter(student, target_ids=student.target_ids))
+    engine = Engine(hf, DraftModelDrafter(student))
     result = engine.generate(prompt, OPTIONS)
     assert result.token_ids == text
     assert result.stats.acceptance_rate == 1.0

@@ -67,8 +67,7 @@ def engine(name: str, kind: Proposal, policy: Policy, ids: Sequence[int] | None 
     if ids is None:
         drafter = DraftModelDrafter(table_model(DRAFT), kind)
     else:
-        model = Part(DRAFT, ids)
-        drafter = DraftModelDrafter(model, kind, model.target_ids)
+        drafter = DraftModelDrafter(Part(DRAFT, ids), kind)
     return Engine(table_model(TARGET), drafter, policy, verifier(name))
 
 
@@ -146,7 +145,7 @@ def test_block_verification_of_part_of_the_vocabulary(kind: Proposal) -> None:
 def test_coupled_proposals_take_the_noise_of_the_tokens_they_stand_for() -> None:
     """The same law on both sides: on the tokens that it knows, a coupled draft is always accepted."""
     model = Part(TARGET, (2, 0))
-    drafter = DraftModelDrafter(model, Proposal.COUPLED, model.target_ids)
+    drafter = DraftModelDrafter(model, Proposal.COUPLED)
     made = Engine(table_model(TARGET), drafter, FixedPolicy.chain(1))
     result = made.generate([0, 1], max_new_tokens=200, temperature=1.0, seed=1)
     known = [r for r, token in zip(result.stats.rounds, firsts(result), strict=True) if token != 1]

@@ -157,7 +157,7 @@ def test_what_was_trained_is_what_drafts(tmp_path: Path) -> None:
     fit(objective, corpus, options, tmp_path)
     loaded = Student(load_student(tmp_path, target))
     plain = Engine(HFTarget(target))
-    drafting = Engine(HFTarget(target), DraftModelDrafter(loaded, target_ids=loaded.target_ids))
+    drafting = Engine(HFTarget(target), DraftModelDrafter(loaded))
     settings = GenerationOptions(max_new_tokens=16, ignore_eos=True)
     accepted = []
     for text in corpus._samples:

@@ -26,7 +26,8 @@ class DraftModelDrafter:
         proposal: how children are chosen. COUPLED ranks by log q + G with the target's own noise,
             DETERMINISTIC takes the top k, SAMPLED draws without and RESAMPLED with replacement.
         target_ids: int64 [Vd] for a model that reads the target's ids and has a reduced head: the token
-            of each column of its logits. None for a model whose columns are its tokens.
+            of each column of its logits. None takes the model's own `target_ids`, which a `Student` has;
+            the columns of a model without them are its tokens.
     """
 
     def __init__(
@@ -36,6 +37,8 @@ class DraftModelDrafter:
         target_ids: Tensor | None = None,
     ) -> None:
         self.model, self.proposal = model, proposal
+        if target_ids is None:
+            target_ids = getattr(model, "target_ids", None)
         self.target_ids = None if target_ids is None else target_ids.to(model.device)
         self.proposals = frozenset({proposal})
 
