@@ -43,7 +43,7 @@ def generate(
     prompts: Annotated[
         str | None,
         typer.Option(
-            help="A JSONL file, or a data set NAME[@CONFIG][:SPLIT]; without, the model writes prompts."
+            help="A JSONL file, or a data set (NAME, NAME:SPLIT, NAME@CONFIG:SPLIT); without, the model asks."
         ),
     ] = None,
     answers: Annotated[
@@ -55,20 +55,30 @@ def generate(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Same seed, same corpus. [default: 0]")] = None,
     batch: Annotated[
-        int | None, typer.Option(help="Conversations decoded together. [default: 64]")
+        int | None, typer.Option(help="Conversations decoded together. [default: 128]")
     ] = None,
     greedy_share: Annotated[
-        float | None, typer.Option(help="Share of conversations with greedy replies.")
+        float | None,
+        typer.Option(help="Share of conversations with greedy replies. [default: 0.75]"),
     ] = None,
     temperatures: Annotated[
-        str | None, typer.Option(help="Of the other replies, comma-separated.")
+        str | None, typer.Option(help="Of the other replies, comma-separated. [default: 0.7,1.0]")
     ] = None,
-    top_p: Annotated[float | None, typer.Option(help="Of everything that is sampled.")] = None,
-    max_user_tokens: Annotated[int | None, typer.Option()] = None,
-    max_reply_tokens: Annotated[int | None, typer.Option()] = None,
-    max_length: Annotated[int | None, typer.Option(help="Tokens of a conversation.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Of everything that is sampled. [default: 0.95]")
+    ] = None,
+    max_user_tokens: Annotated[
+        int | None, typer.Option(help="A longer question ends its conversation. [default: 384]")
+    ] = None,
+    max_reply_tokens: Annotated[
+        int | None, typer.Option(help="A longer reply is cut there. [default: 256]")
+    ] = None,
+    max_length: Annotated[
+        int | None, typer.Option(help="Tokens of a conversation. [default: 1024]")
+    ] = None,
     more_turns: Annotated[
-        float | None, typer.Option(help="Probability of another question after a reply.")
+        float | None,
+        typer.Option(help="Probability of another question after a reply. [default: 0.6]"),
     ] = None,
     dtype: common.Dtype = None,
     device: common.Device = None,
@@ -105,6 +115,21 @@ def show(
         from foredraft.train.corpus import Corpus
 
         show_corpus(Corpus(folder), samples, common.console())
+
+
+@app.command()
+def join(
+    folders: Annotated[list[Path], typer.Argument(help="Corpora of one tokenizer, two or more.")],
+    out: Annotated[Path, typer.Option(help="Folder of the new corpus.")],
+) -> None:
+    """Copy several corpora into one, to train on all of them."""
+    with clear_failures():
+        from foredraft.cli.show_data import show_corpus
+        from foredraft.train.corpus import Corpus
+        from foredraft.train.joining import join_corpora
+
+        join_corpora(folders, out)
+        show_corpus(Corpus(out), 0, common.console())
 
 
 def _numbers(text: str | None) -> tuple[float, ...] | None:
@@ -173,6 +198,10 @@ def _kept(out: Path) -> str:
     return f"{corpus.num_tokens:,} tokens are kept in {out}"
 
 
+LINE_SECONDS = 60
+"""Between lines of progress where there is no terminal to draw a bar on."""
+
+
 class _Bar:
     """Tokens, and tokens per second of this run."""
 
@@ -180,6 +209,7 @@ class _Bar:
         self._bar = bar
         self._task = bar.add_task("", total=total, done="")
         self._before = 0
+        self._told = 0.0
 
     def begin(self, tokens: int) -> None:
         """What was there before counts as done, and not as fast."""
@@ -192,7 +222,11 @@ class _Bar:
         task = self._bar.tasks[0]
         done, elapsed = task.completed + tokens, task.elapsed or 0.0
         speed = f", {(done - self._before) / elapsed:,.0f} tokens/s" if elapsed > 1 else ""
-        self._bar.update(self._task, completed=done, done=f"{done:,.0f} tokens{speed}")
+        text = f"{done:,.0f} tokens{speed}"
+        self._bar.update(self._task, completed=done, done=text)
+        if not self._bar.console.is_terminal and elapsed - self._told >= LINE_SECONDS:
+            self._told = elapsed
+            self._bar.console.print(text, highlight=False)
 
 
 @contextmanager

@@ -113,6 +113,10 @@ def eagle(
         float | None,
         typer.Option(show_default="0.5", help="EAGLE-3: share of the rows that later steps use."),
     ] = None,
+    sharpen: Annotated[
+        float | None,
+        typer.Option(show_default="1.0", help="EAGLE-3: exponent of the law that is taught."),
+    ] = None,
     feature: Annotated[
         float | None, typer.Option(show_default="1.0", help="EAGLE-1: weight of the feature loss.")
     ] = None,
@@ -142,7 +146,12 @@ def eagle(
     """Train an EAGLE head: one layer that reads the model's hidden states."""
     from foredraft.cli.train_run import train
 
-    of_three = {"steps": steps_ahead, "decay": decay, "later_share": later_share}
+    of_three = {
+        "steps": steps_ahead,
+        "decay": decay,
+        "later_share": later_share,
+        "sharpen": sharpen,
+    }
     of_one = {"feature": feature, "soft_label": soft_label, "noise": noise}
 
     def objective(setting: Setting) -> tuple[Objective, dict[str, Any]]:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from foredraft.config import default_of
-from foredraft.train.options import PRECISIONS, TrainOptions
+from foredraft.train.options import OPTIMIZERS, PRECISIONS, TrainOptions
 
 PAIRS = ("betas",)
 """Fields that are not flags."""
@@ -20,10 +20,11 @@ FLAGS: Mapping[str, tuple[Any, str]] = {
     "minutes": (float | None, "Train so long, earlier runs included."),
     "steps": (int | None, "Or so many optimizer steps."),
     "epochs": (int | None, "Or so often through the corpus; the first limit ends it."),
+    "optimizer": (str, f"{' or '.join(OPTIMIZERS)}: muon is for the matrices inside the drafter."),
     "lr": (float, "Learning rate after the warm-up."),
     "lr_floor": (float, "Share of it at the end."),
     "warmup_steps": (int, "Steps in which it rises."),
-    "weight_decay": (float, "AdamW's."),
+    "weight_decay": (float, "Share of a weight that is lost in each step, times lr."),
     "clip_norm": (float, "Scale gradients down to this norm; 0 does not."),
     "clip_value": (float, "Cut each gradient to this size; 0 does not."),
     "tokens_per_batch": (int, "Tokens of a micro-batch, padding included."),

@@ -21,7 +21,7 @@ from foredraft.files import in_use
 from foredraft.train.answering import Keeper, Prompter
 from foredraft.train.corpus import CorpusWriter
 from foredraft.train.generation import ScriptsOf, generate_corpus
-from foredraft.train.openings import BUILTIN, read_openings
+from foredraft.train.openings import BUILTIN, read_follow_ups, read_openings
 from foredraft.train.scripts import Mixture, conversation
 from foredraft.train.sources import Source, open_source
 from foredraft.train.templates import ChatFrame, chat_frame, reply_frame
@@ -47,7 +47,7 @@ class DataPlan:
     """Tokens in all; None, which only prompts allow, goes through all of them."""
     seed: int = 0
     """Same seed, same corpus."""
-    batch: int = 64
+    batch: int = 128
     """Conversations that are decoded together."""
     openings: str = BUILTIN
     """How users begin who are written by the model: "builtin", "none", or a file with one a line."""
@@ -127,9 +127,9 @@ def make_corpus(
     _check_context(plan, model)
     if source is None:
         openings = read_openings(plan.openings, tokenizer)
-        plan = dataclasses.replace(
-            plan, mixture=dataclasses.replace(plan.mixture, openings=openings)
-        )
+        follow_ups = read_follow_ups(plan.openings, tokenizer)
+        mixture = dataclasses.replace(plan.mixture, openings=openings, follow_ups=follow_ups)
+        plan = dataclasses.replace(plan, mixture=mixture)
     frame = _frame(model, tokenizer, source)
     facts = _facts(plan, model, tokenizer, name, frame, source)
     with in_use(folder, by="data generation"):
@@ -205,6 +205,7 @@ def _facts(
             "batch": plan.batch,
             **asdict(plan.mixture),
             "openings": _digest(plan.mixture.openings),
+            "follow_ups": _digest(plan.mixture.follow_ups),
         }
     if source is None:
         facts["opening"] = frame.user_opening  # templates may write the date into it

@@ -30,6 +30,8 @@ class EagleLoss:
         decay: step i counts decay^i.
         later_share: share of the rows that later steps go on from, drawn anew in each batch. Rows of a
             later step do not see one another, so leaving some out changes no other row.
+        sharpen: exponent of the target's law before it is taught (EAGLE-3). Above 1 the head learns more of
+            the likeliest tokens, which are all that greedy decoding asks for; 1 teaches the law itself.
         feature: weight of the smooth L1 loss on features (EAGLE-1).
         soft_label: weight of the cross-entropy beside it (EAGLE-1).
         noise: width of the uniform noise on features (EAGLE-1), times 512 / length.
@@ -38,6 +40,7 @@ class EagleLoss:
     steps: int = 4
     decay: float = 0.8
     later_share: float = 0.5
+    sharpen: float = 1.0
     feature: float = 1.0
     soft_label: float = 0.1
     noise: float = 0.2
@@ -108,7 +111,7 @@ class EagleObjective:
         taught = self._taught.logits(labels.taught(states.final))
         if self.head.config.variant == 1:
             return self._regression(batch, states, taught, labels)
-        return self._training_time_test(batch, states, taught, labels)
+        return self._training_time_test(batch, states, taught * self.loss.sharpen, labels)
 
     def save(self, folder: Path) -> None:
         """Write the head, its weights in int8 a row, and its target's rows by reference."""

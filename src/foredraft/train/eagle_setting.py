@@ -20,6 +20,7 @@ _RULES: Mapping[str, tuple[str, Any]] = {
     "steps": ("1 or more", lambda v: v >= 1),
     "decay": ("above 0", lambda v: v > 0),
     "later_share": ("above 0 and at most 1", lambda v: 0 < v <= 1),
+    "sharpen": ("above 0", lambda v: v > 0),
     "feature": ("0 or more", lambda v: v >= 0),
     "soft_label": ("0 or more", lambda v: v >= 0),
     "noise": ("0 or more", lambda v: v >= 0),
@@ -97,7 +98,7 @@ def _facts(setting: Setting, objective: EagleObjective, label_ids: Tensor | None
     ids = label_ids if config.variant == 1 else objective.head.target_ids
     names = {
         1: ("feature", "soft_label", "noise"),
-        3: ("steps", "decay", "later_share"),
+        3: ("steps", "decay", "later_share", "sharpen"),
     }[config.variant]
     return {
         "kind": f"eagle{config.variant}",

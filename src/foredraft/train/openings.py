@@ -6,6 +6,7 @@ questions of fact and texts to work on as well. The rest of each prompt is the m
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,36 @@ OPENINGS = (
     "Could you",
 )
 
+FOLLOW_UPS = (
+    "Summarize that",
+    "Summarize your answer in one sentence",
+    "Give the main points of that",
+    "Make it shorter",
+    "Rewrite that",
+    "Write it again",
+    "Now explain",
+    "Can you explain",
+    "Why",
+    "How",
+    "What if",
+    "What about",
+    "What is",
+    "Which of these",
+    "Give an example of",
+    "Give me more details about",
+    "Is there",
+    "Can you write",
+    "Now write",
+    "Add",
+    "Change",
+    "Translate",
+    "Turn it into",
+    "Thanks",
+    "I don't understand",
+    "Are you sure",
+)
+"""How they may go on, in whole or in part about what was said before."""
+
 
 def read_openings(name: str, tokenizer: Any) -> tuple[tuple[int, ...], ...]:
     """Token ids of openings, the empty one as often as `LEFT_ALONE` asks.
@@ -86,7 +117,16 @@ def read_openings(name: str, tokenizer: Any) -> tuple[tuple[int, ...], ...]:
     """
     if name == NONE:
         return ((),)
-    texts = OPENINGS if name == BUILTIN else _lines(Path(name))
+    return _mixed(OPENINGS if name == BUILTIN else _lines(Path(name)), tokenizer)
+
+
+def read_follow_ups(name: str, tokenizer: Any) -> tuple[tuple[int, ...], ...]:
+    """Token ids of how users may go on: built-in ones beside the built-in openings, else none."""
+    return _mixed(FOLLOW_UPS, tokenizer) if name == BUILTIN else ((),)
+
+
+def _mixed(texts: Sequence[str], tokenizer: Any) -> tuple[tuple[int, ...], ...]:
+    """Their token ids, and nothing as often as `LEFT_ALONE` asks."""
     written = [tuple(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]
     alone = round(len(written) * LEFT_ALONE / (1 - LEFT_ALONE))
     return (*[()] * alone, *written)

@@ -9,6 +9,7 @@ from typing import Any
 from foredraft.errors import ConfigError
 
 PRECISIONS = ("float32", "bfloat16")
+ADAMW, MUON = OPTIMIZERS = ("adamw", "muon")
 MAY_CHANGE = (
     "steps",
     "epochs",
@@ -36,6 +37,8 @@ class TrainOptions:
     """Times that every sample is seen, at most."""
     minutes: float | None = None
     """Minutes of training at most, those of interrupted runs included, loading left out."""
+    optimizer: str = ADAMW
+    """Muon takes the matrices between embeddings and head, AdamW the rest; at the same learning rate."""
     lr: float = 5e-4
     """Learning rate after the warm-up."""
     lr_floor: float = 0.05
@@ -45,7 +48,7 @@ class TrainOptions:
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW's."""
     weight_decay: float = 0.0
-    """AdamW's."""
+    """Share of itself that a weight loses, times the learning rate, in each step."""
     clip_norm: float | None = 1.0
     """Gradients are scaled down to this norm; None leaves them."""
     clip_value: float | None = None
@@ -107,6 +110,7 @@ _RULES: tuple[tuple[str, str, Any], ...] = (
     ("steps", "a whole number of 1 or more, or None", _optional(_whole(1))),
     ("epochs", "a whole number of 1 or more, or None", _optional(_whole(1))),
     ("minutes", "a number above 0, or None", _optional(_above(0))),
+    ("optimizer", f"one of {', '.join(OPTIMIZERS)}", lambda v: v in OPTIMIZERS),
     ("lr", "a number above 0", _above(0)),
     ("lr_floor", "a number from 0 to 1", lambda v: 0 <= v <= 1),
     ("warmup_steps", "a whole number of 0 or more", _whole(0)),

@@ -39,6 +39,9 @@ class Draw:
     uniform: float = 0.0
 
 
+SHORTEST_TURN = 32
+"""Tokens that must be left for another question and its reply."""
+
 Script = Generator[Given | Draw, int, Sample | None]
 
 
@@ -56,17 +59,19 @@ class Mixture:
         more_turns: probability of going on with another question after each reply.
         max_looping: a reply ends after so many tokens within a repetition of itself.
         openings: how users may begin, as token ids; the empty one leaves everything to the model.
+        follow_ups: how they may begin their later questions.
     """
 
-    greedy_share: float = 0.6
+    greedy_share: float = 0.75
     temperatures: tuple[float, ...] = (0.7, 1.0)
     top_p: float = 0.95
-    max_user_tokens: int = 160
+    max_user_tokens: int = 384
     max_reply_tokens: int = 256
-    max_length: int = 768
-    more_turns: float = 0.35
+    max_length: int = 1024
+    more_turns: float = 0.6
     max_looping: int = 48
     openings: tuple[tuple[int, ...], ...] = field(default=((),), repr=False)
+    follow_ups: tuple[tuple[int, ...], ...] = field(default=((),), repr=False)
 
 
 @dataclass(slots=True)
@@ -91,19 +96,20 @@ def conversation(frame: ChatFrame, mixture: Mixture, seed: int, number: int) -> 
     temperature = _reply_temperature(mixture, random)
     writing = _Writing()
     yield from writing.give(frame.user_opening)
-    opening = mixture.openings[random.integers(len(mixture.openings))]
-    yield from writing.give(opening)
+    beginnings = mixture.openings
     while True:
+        opening = beginnings[random.integers(len(beginnings))]
+        yield from writing.give(opening)
         question = yield from _question(writing, frame, mixture, random, empty=not opening)
         if not question:
             break
         yield from writing.give(question)
         ended = yield from _reply(writing, frame, mixture, temperature, random)
-        room = mixture.max_length - len(writing.token_ids) > len(frame.next_user) + 16
+        room = mixture.max_length - len(writing.token_ids) > len(frame.next_user) + SHORTEST_TURN
         if not ended or not room or random.random() >= mixture.more_turns:
             break
         yield from writing.give(frame.next_user)
-        opening = ()
+        beginnings = mixture.follow_ups
     return writing.sample() if writing.spans else None
 
 

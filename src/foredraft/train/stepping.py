@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from foredraft.errors import ConfigError
 from foredraft.train.objective import Batch, Objective
+from foredraft.train.optimizers import Optimizers
 from foredraft.train.options import TrainOptions
 
 
@@ -71,17 +72,8 @@ class Stepper:
         self.module = objective.module
         self._loss = WholeLoss(objective, options.precision, accelerator.device)
         self._loss.to(accelerator.device).train()
-        self._parameters = [p for p in self.module.parameters() if p.requires_grad]
-        if not self._parameters:
-            raise ConfigError("there is nothing to train: no parameter of the module is trainable")
+        self._optimizers = Optimizers(self.module, options)
         self._parallel = accelerator.prepare_model(self._loss)
-        self._optimizer = torch.optim.AdamW(
-            self._parameters,
-            lr=options.lr,
-            betas=options.betas,
-            weight_decay=options.weight_decay,
-            fused=True,
-        )
 
     def step(self, batches: Sequence[Batch], lr: float) -> Tensor:
         """Train on the micro-batches of one step; weights stay as they are if a gradient is not finite.
@@ -89,8 +81,6 @@ class Stepper:
         Returns:
             Sums over the micro-batches, see `Sums`: on the device, so that nothing waits for it.
         """
-        for group in self._optimizer.param_groups:
-            group["lr"] = lr
         parts = []
         for place, batch in enumerate(batches, 1):
             with self._averaging(last=place == len(batches)):
@@ -98,9 +88,7 @@ class Stepper:
                 self._accelerator.backward(loss / len(batches))
             parts.append(_sums(loss.detach(), hits, counted))
         bad = self._clip()
-        self._optimizer.found_inf = bad  # type: ignore[attr-defined]
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=False)  # the memory is used again
+        self._optimizers.step(lr, skip=bad)
         total = torch.stack(parts).sum(0)
         total[SKIPPED] = bad
         return total
@@ -131,12 +119,12 @@ class Stepper:
 
     def state(self) -> dict[str, Any]:
         """Weights and optimizer, for a checkpoint."""
-        return {"module": self.module.state_dict(), "optimizer": self._optimizer.state_dict()}
+        return {"module": self.module.state_dict(), "optimizer": self._optimizers.state()}
 
     def load(self, state: dict[str, Any]) -> None:
         """Put back what `state` gave."""
         self.module.load_state_dict(state["module"])
-        self._optimizer.load_state_dict(state["optimizer"])
+        self._optimizers.load(state["optimizer"])
 
     @contextmanager
     def _averaging(self, last: bool) -> Iterator[None]:
@@ -146,12 +134,13 @@ class Stepper:
 
     def _clip(self) -> Tensor:
         """Clip the gradients; float scalar, 1 if they are not all finite, and equal on all processes."""
-        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        parameters = self._optimizers.parameters
+        gradients = [p.grad for p in parameters if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
         if self._options.clip_norm is not None:
-            torch.nn.utils.clip_grads_with_norm_(self._parameters, self._options.clip_norm, norm)
+            torch.nn.utils.clip_grads_with_norm_(parameters, self._options.clip_norm, norm)
         if self._options.clip_value is not None:
-            torch.nn.utils.clip_grad_value_(self._parameters, self._options.clip_value)
+            torch.nn.utils.clip_grad_value_(parameters, self._options.clip_value)
         return (~norm.isfinite()).float()
 
 

@@ -1,0 +1,73 @@
+"""Several corpora of one tokenizer as one: the model's own conversations beside answers to your prompts."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from foredraft.errors import ConfigError
+from foredraft.files import in_use, write_json
+from foredraft.train.corpus import MANIFEST, read_manifest
+from foredraft.train.data import TOKENIZER
+
+SHARED = ("format", "dtype", "vocab_size", "tokenizer", "end_ids")
+"""What corpora must have in common to be read as one."""
+
+
+def join_corpora(folders: Sequence[Path], out: Path) -> dict[str, Any]:
+    """Copy the shards of several corpora into a new one, which remembers how each was made.
+
+    Args:
+        folders: the corpora, two or more; their shards stand in this order.
+        out: a folder without a corpus; made if it does not exist.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        ConfigError: they do not fit together (the message names what differs), or `out` holds a corpus.
+        DataError: a folder holds no corpus.
+    """
+    manifests = [read_manifest(Path(folder)) for folder in folders]
+    _check_fit(folders, manifests)
+    with in_use(out, by="data generation"):
+        if (out / MANIFEST).exists():
+            raise ConfigError(f"{out} holds a corpus already; give another --out")
+        shards: list[dict[str, Any]] = []
+        for folder, manifest in zip(folders, manifests, strict=True):
+            for entry in manifest["shards"]:
+                name = f"shard-{len(shards):05d}.safetensors"
+                shutil.copyfile(Path(folder) / entry["name"], out / name)
+                shards.append({**entry, "name": name})
+        if (Path(folders[0]) / TOKENIZER).is_dir():
+            shutil.copytree(Path(folders[0]) / TOKENIZER, out / TOKENIZER, dirs_exist_ok=True)
+        parts = [{k: v for k, v in m.items() if k != "shards"} for m in manifests]
+        whole = {**_common(manifests), "joined": parts, "shards": shards}
+        write_json(out / MANIFEST, whole)
+    return whole
+
+
+def _check_fit(folders: Sequence[Path], manifests: Sequence[dict[str, Any]]) -> None:
+    if len(folders) < 2:
+        raise ConfigError("joining takes two corpora or more")
+    for folder, manifest in zip(folders, manifests, strict=True):
+        for name in SHARED:
+            first, this = manifests[0].get(name), manifest.get(name)
+            if first != this:
+                raise ConfigError(
+                    f"{folder} was made with {name}={this!r}, and {folders[0]} with {name}={first!r}; "
+                    "only corpora of one tokenizer can be joined"
+                )
+
+
+def _common(manifests: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What all say alike: that they must, and the model's name and who answered where they do."""
+    first, *others = manifests
+    names = [*SHARED, "model", "answers"]
+    return {
+        name: first[name]
+        for name in names
+        if name in first and all(other.get(name) == first[name] for other in others)
+    }

@@ -1,0 +1,97 @@
+"""Several corpora as one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from foredraft.cli.main import app
+from foredraft.errors import ConfigError, DataError
+from foredraft.train.corpus import MANIFEST, Corpus, CorpusWriter, Sample
+from foredraft.train.joining import join_corpora
+from foredraft.train.state_cache import ShardTokens
+
+
+def _corpus(folder: Path, firsts: list[int], **facts: object) -> Path:
+    """A corpus of one shard for each of `firsts`, two samples each."""
+    writer = CorpusWriter(folder, {"vocab_size": 300, "model": "toy", "answers": "keep", **facts})
+    for first in firsts:
+        ids = np.arange(first, first + 6)
+        writer.add_shard([Sample(ids, ((2, 4), (5, 6))), Sample(ids[:3] + 50, ((1, 3),))])
+    return folder
+
+
+def _texts(corpus: Corpus) -> list[tuple[list[int], tuple[tuple[int, int], ...]]]:
+    return [(sample.token_ids.tolist(), sample.spans) for sample in corpus]
+
+
+def test_holds_all_samples_in_order(tmp_path: Path) -> None:
+    parts = [
+        _corpus(tmp_path / "a", [1, 9], seed=0),
+        _corpus(tmp_path / "b", [20], seed=1),
+        _corpus(tmp_path / "c", [30, 40], seed=2),
+    ]
+    join_corpora(parts, tmp_path / "whole")
+    whole = Corpus(tmp_path / "whole")
+    assert _texts(whole) == [text for part in parts for text in _texts(Corpus(part))]
+    assert whole.num_tokens == sum(Corpus(part).num_tokens for part in parts)
+    assert whole.num_labelled == sum(Corpus(part).num_labelled for part in parts)
+    assert [made["seed"] for made in whole.manifest["joined"]] == [0, 1, 2]
+    assert whole.manifest["model"] == "toy"
+
+
+def test_shards_keep_what_names_their_states(tmp_path: Path) -> None:
+    a, b = _corpus(tmp_path / "a", [1]), _corpus(tmp_path / "b", [20])
+    join_corpora([a, b], tmp_path / "whole")
+    parts = [shard.digest for part in (a, b) for shard in ShardTokens.all_of(Corpus(part))]
+    assert [s.digest for s in ShardTokens.all_of(Corpus(tmp_path / "whole"))] == parts
+
+
+def test_a_name_that_differs_is_left_out(tmp_path: Path) -> None:
+    a = _corpus(tmp_path / "a", [1])
+    b = _corpus(tmp_path / "b", [2], model="tox", answers="generate")
+    manifest = join_corpora([a, b], tmp_path / "whole")
+    assert "model" not in manifest
+    assert "answers" not in manifest
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("vocab_size", 301), ("tokenizer", "other"), ("end_ids", [7])]
+)
+def test_corpora_of_different_tokenizers_are_refused(
+    tmp_path: Path, name: str, value: object
+) -> None:
+    a, b = _corpus(tmp_path / "a", [1]), _corpus(tmp_path / "b", [2], **{name: value})
+    with pytest.raises(ConfigError, match=f"{name}="):
+        join_corpora([a, b], tmp_path / "whole")
+    assert not (tmp_path / "whole").exists()
+
+
+def test_refuses_a_folder_that_holds_a_corpus(tmp_path: Path) -> None:
+    a, b = _corpus(tmp_path / "a", [1]), _corpus(tmp_path / "b", [2])
+    with pytest.raises(ConfigError, match="holds a corpus already"):
+        join_corpora([a, b], b)
+    assert len(Corpus(b)) == 2
+
+
+def test_refuses_one_corpus_and_no_corpus(tmp_path: Path) -> None:
+    a = _corpus(tmp_path / "a", [1])
+    with pytest.raises(ConfigError, match="two corpora"):
+        join_corpora([a], tmp_path / "whole")
+    with pytest.raises(DataError, match="holds no corpus"):
+        join_corpora([a, tmp_path / "nothing"], tmp_path / "whole")
+
+
+def test_command(tmp_path: Path) -> None:
+    a, b = _corpus(tmp_path / "a", [1]), _corpus(tmp_path / "b", [2])
+    whole = tmp_path / "whole"
+    result = CliRunner().invoke(app, ["data", "join", str(a), str(b), "--out", str(whole)])
+    assert result.exit_code == 0, result.output
+    assert "18" in result.output  # tokens
+    assert len(json.loads((whole / MANIFEST).read_text())["shards"]) == 2
+    again = CliRunner().invoke(app, ["data", "join", str(a), str(b), "--out", str(whole)])
+    assert again.exit_code != 0
