@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from foredraft import Engine, GenerationOptions
 from foredraft.backends.hf import HFTarget
@@ -28,6 +27,7 @@ from foredraft.protocols import (
 from foredraft.sampling.law import TargetLaws
 from foredraft.sampling.randomness import Randomness
 from foredraft.tree import DraftTree, Proposal
+from tests.drafters.head_attention import CausalAttention
 from tests.tiny_models import VOCAB_SIZE
 
 HEADS = {
@@ -51,32 +51,11 @@ def make_head(model: Any, name: str, seed: int = 0) -> EagleHead:
 # --- what the head says, worked out from nothing but the text ---------------------------------------
 
 
-class Causal:
-    """Plain attention over every row so far, in a window."""
-
-    def __init__(self, window: int) -> None:
-        self._window = window
-        self.keys, self.values = torch.empty(0), torch.empty(0)
-        self._num_text = 0
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        first = 0 if self.keys.numel() == 0 else self.keys.shape[2]
-        self.keys = k if not first else torch.cat((self.keys, k), 2)
-        self.values = v if not first else torch.cat((self.values, v), 2)
-        if not first:
-            self._num_text = k.shape[2]
-        rows = torch.arange(first, first + q.shape[2])[:, None]
-        columns = torch.arange(self.keys.shape[2])[None]
-        begin = rows + 1 if not first else self._num_text  # draft rows see the last rows of text
-        seen = (columns <= rows) & (columns >= begin - self._window)
-        return scaled_dot_product_attention(
-            q, self.keys, self.values, attn_mask=seen, enable_gqa=True
-        )
-
-
 @torch.no_grad()
 def true_features(model: Any, text: Sequence[int], taps: Sequence[int]) -> Tensor:
-    """[T, F] from the model's own hidden states."""
+    """[T, F] from the model's own pass over the whole text."""
+    if not text:
+        return torch.zeros(0, len(taps) * model.config.hidden_size)
     states = model(torch.tensor([text]), output_hidden_states=True).hidden_states
     return torch.cat([states[tap][0] for tap in taps], -1)
 
@@ -93,7 +72,7 @@ def from_scratch(
 
     `features` [T - 1, F] are the true ones of all of the text but its last token.
     """
-    attend = Causal(window)
+    attend = CausalAttention(window)
     count = len(features)
     embeds = head.embed(torch.tensor([text[1:]])).to(head.dtype)
     output = head.step(embeds, head.fuse(features)[None], head.rotary(torch.arange(count)), attend)[

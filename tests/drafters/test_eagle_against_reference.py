@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
 from foredraft.drafters.eagle.checkpoint import load_head
 from foredraft.drafters.eagle.head import EagleHead
+from tests.drafters.head_attention import CausalAttention
 from tests.eagle_checkpoints import (
     CASES,
     CONFIG,
@@ -136,28 +136,12 @@ def target_model() -> Any:
     return tiny_llama(num_hidden_layers=7)
 
 
-class CachedAttention:
-    """Keys and values of all rows so far, in one list; the rows of a call are causal among themselves."""
-
-    def __init__(self) -> None:
-        self.keys: list[Tensor] = []
-        self.values: list[Tensor] = []
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        self.keys.append(k)
-        self.values.append(v)
-        keys, values = torch.cat(self.keys, 2), torch.cat(self.values, 2)
-        new, rows = q.shape[2], keys.shape[2]
-        mask = torch.ones(new, rows, dtype=torch.bool).tril(rows - new)
-        return scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=True)
-
-
 @torch.no_grad()
 def product_drafted(
     head: EagleHead, features: Tensor, token_ids: Any, path: Any
 ) -> tuple[Tensor, Tensor]:
     """Logits [T, V] of the true rows and [1 + D, V] along a path, by the library's head."""
-    attend, length = CachedAttention(), len(features)
+    attend, length = CausalAttention(), len(features)
     embeds = head.embed(torch.tensor(token_ids[1:])[None])
     rotary = head.rotary(torch.arange(length)[None])
     output = head.step(embeds, head.fuse(features[None]), rotary, attend)

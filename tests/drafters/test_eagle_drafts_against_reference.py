@@ -30,6 +30,7 @@ from foredraft.sampling.law import TargetLaws
 from foredraft.sampling.randomness import Randomness, SeededRandomness
 from foredraft.tree import DraftTree, Proposal
 from tests.drafters.contexts import context
+from tests.drafters.eagle_rounds import true_features
 from tests.drafters.test_eagle2_tree_reference import shape
 from tests.eagle_checkpoints import CASES, Case
 from tests.eagle_reference import (
@@ -51,15 +52,6 @@ every_head = pytest.mark.parametrize("name", HEADS)
 @pytest.fixture(scope="module")
 def model() -> Any:
     return tiny_llama(num_hidden_layers=7)
-
-
-@torch.no_grad()
-def true_features(model: Any, token_ids: Sequence[int], taps: Sequence[int]) -> Tensor:
-    """Features [T, F] by the model's own forward pass over the whole text."""
-    if not token_ids:
-        return torch.zeros(0, len(taps) * model.config.hidden_size)
-    states = model(torch.tensor([token_ids]), output_hidden_states=True).hidden_states
-    return torch.cat([states[tap][0] for tap in taps], -1)
 
 
 class Second:

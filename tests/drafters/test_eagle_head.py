@@ -15,6 +15,7 @@ from foredraft.drafters.eagle.config import HeadConfig, default_taps, published_
 from foredraft.drafters.eagle.ends import TargetEnds
 from foredraft.drafters.eagle.head import EagleHead
 from foredraft.errors import ConfigError, ModelError
+from tests.drafters.head_attention import CausalAttention
 from tests.tiny_models import (
     TREE_MODELS,
     VOCAB_SIZE,
@@ -31,22 +32,6 @@ DRAFT_IDS = torch.tensor([0, 2, 5, 7, 11, 40, 96])
 def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Attention of a whole sequence."""
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-
-
-class Incremental:
-    """Attention of new rows over all rows so far."""
-
-    def __init__(self) -> None:
-        self.keys: list[Tensor] = []
-        self.values: list[Tensor] = []
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        self.keys.append(k)
-        self.values.append(v)
-        keys, values = torch.cat(self.keys, 2), torch.cat(self.values, 2)
-        mask = torch.ones(q.shape[2], keys.shape[2], dtype=torch.bool)
-        mask = mask.tril(keys.shape[2] - q.shape[2])
-        return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=True)
 
 
 def outputs_of(head: EagleHead, features: Tensor, next_ids: Tensor) -> Tensor:
@@ -98,7 +83,7 @@ def test_row_by_row_equals_the_whole_sequence(head: EagleHead) -> None:
     text = some_text()
     features = features_of(tiny_llama(), head, text[:, :-1])
     whole = outputs_of(head, features, text[:, 1:])
-    attend, rows = Incremental(), []
+    attend, rows = CausalAttention(), []
     for position in range(9):
         row = slice(position, position + 1)
         embeds = head.embed(text[:, 1:][:, row])
