@@ -9,12 +9,16 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
+    CohereConfig,
+    Gemma2Config,
     Gemma3TextConfig,
     GPT2Config,
     GPTNeoConfig,
+    GraniteConfig,
     Lfm2Config,
     LlamaConfig,
     MistralConfig,
+    PhiConfig,
     Qwen3Config,
 )
 
@@ -127,6 +131,28 @@ def tiny_rope(kind: str) -> Any:
     return tiny_llama(rope_parameters=rope, max_position_embeddings=limit)
 
 
+def tiny_granite() -> Any:
+    """Logits divided by 4."""
+    return build(GraniteConfig(**SMALL, logits_scaling=4.0))
+
+
+def tiny_cohere() -> Any:
+    """Logits multiplied by 0.3."""
+    return build(CohereConfig(**SMALL, logit_scale=0.3))
+
+
+def tiny_gemma2() -> Any:
+    """Logits capped at 2."""
+    return build(Gemma2Config(**SMALL, head_dim=8, final_logit_softcapping=2.0))
+
+
+def tiny_phi() -> Any:
+    """A head with a bias."""
+    model = build(PhiConfig(**SMALL | {"num_key_value_heads": 4}))
+    torch.nn.init.normal_(model.lm_head.bias)
+    return model
+
+
 TREE_MODELS: dict[str, Callable[[], Any]] = {
     "llama": tiny_llama,
     "eager": tiny_eager_llama,
@@ -137,3 +163,11 @@ TREE_MODELS: dict[str, Callable[[], Any]] = {
     "gpt2": tiny_gpt2,
 }
 """Float32 models that score trees."""
+
+FINISHED_MODELS: dict[str, Callable[[], Any]] = {
+    "scaled": tiny_granite,
+    "multiplied": tiny_cohere,
+    "capped": tiny_gemma2,
+    "shifted": tiny_phi,
+}
+"""By what they do to the product of hidden states and head."""

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import PhiConfig
 
 import foredraft
 from foredraft import GenerationOptions
@@ -27,12 +26,11 @@ from foredraft.engine.engine import Engine
 from foredraft.errors import ConfigError, ModelError
 from tests.tiny_folders import save_folder
 from tests.tiny_models import (
-    SMALL,
     TREE_MODELS,
     VOCAB_SIZE,
-    build,
     tiny_gemma3,
     tiny_llama,
+    tiny_phi,
     tiny_tied_llama,
 )
 
@@ -83,8 +81,7 @@ def test_only_layers_norms_and_its_own_head_are_owned(target: Any) -> None:
 @pytest.mark.parametrize("own_head", [False, True])
 def test_a_bias_of_the_head_stays_the_targets(ids: torch.Tensor | None, own_head: bool) -> None:
     """What is owned is in the model and can be trained, so a bias that nothing trains is not."""
-    target = build(PhiConfig(**SMALL | {"num_key_value_heads": 4}))
-    torch.nn.init.normal_(target.lm_head.bias)
+    target = tiny_phi()
     student = build_student(target, 1, draft_ids=ids, own_head=own_head)
     inside = dict(student.model.named_parameters())
     assert all(inside.get(name) is parameter for name, parameter in student.owned.items())

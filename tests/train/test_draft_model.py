@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import CohereConfig, Gemma2Config, PhiConfig
 
 from foredraft import GenerationOptions
 from foredraft.backends.hf import HFTarget
@@ -22,10 +21,9 @@ from foredraft.train.draft_model import DraftModelObjective
 from foredraft.train.loop import fit
 from foredraft.train.vocabulary import coverage, draft_vocabulary, token_counts
 from tests.tiny_models import (
-    SMALL,
+    FINISHED_MODELS,
     TREE_MODELS,
     VOCAB_SIZE,
-    build,
     tiny_bf16_llama,
     tiny_llama,
     tiny_qwen3,
@@ -71,20 +69,7 @@ def naive(target: Any, model: Any, samples: list[Any], ids: torch.Tensor) -> tup
     return float(np.mean(losses)), float(np.sum(hits))
 
 
-def tiny_phi() -> Any:
-    """A head with a bias."""
-    shape = SMALL | {"num_key_value_heads": 4}
-    model = build(PhiConfig(**shape, resid_pdrop=0.0, embd_pdrop=0.0))
-    torch.nn.init.normal_(model.lm_head.bias)
-    return model
-
-
-FAMILIES = {
-    **TREE_MODELS,
-    "phi": tiny_phi,
-    "cohere": lambda: build(CohereConfig(**SMALL, logit_scale=0.3)),
-    "gemma2": lambda: build(Gemma2Config(**SMALL, head_dim=8, final_logit_softcapping=2.0)),
-}
+FAMILIES = TREE_MODELS | FINISHED_MODELS
 """What scales, caps or shifts logits is among them."""
 
 
