@@ -62,6 +62,18 @@ def test_generate_compares_a_head_with_plain_decoding(
     assert answer["stats"]["drafted_tokens"] > 0
 
 
+@pytest.mark.parametrize("command", ["generate", "trace"])
+def test_a_method_names_its_head(folders: tuple[str, str], tmp_path: Path, command: str) -> None:
+    model, head = folders
+    named = ["--model", model, "--method", f"eagle2:nodes=6:drafter={head}", "--dtype", "float32"]
+    more = ["--compare", "--json"] if command == "generate" else ["--out", str(tmp_path / "page")]
+    done = run(command, *named, "--prompt", "the cat", "--max-new-tokens", "8", *more)
+    assert done.exit_code == 0, done.stderr
+    if command == "generate":
+        assert document(done)["identical"] == "yes"
+        assert document(done)["stats"]["drafted_tokens"] > 0
+
+
 def test_calibrate_times_a_head(
     folders: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,6 +99,9 @@ def test_trace_shows_a_head(folders: tuple[str, str], tmp_path: Path) -> None:
     ("arguments", "code", "words"),
     [
         (("--method", "eagle2"), USAGE, "needs an EAGLE head; pass drafter=FOLDER"),
+        (("--method", "eagle2:drafter=eagle1"), USAGE, "neither shipped nor a folder"),
+        (("--method", "eagle2:drafter=a:b"), USAGE, "a folder with a colon in its path cannot"),
+        (("--method", "eagle2:drafter=.", "--drafter", "HEAD"), USAGE, "leave one out"),
         (("--method", "eagle-chain-0", "--drafter", "HEAD"), USAGE, "depth=0"),
         (("--method", "speculative", "--drafter", "HEAD"), USAGE, "given is an EAGLE head"),
         (("--method", "eagle", "--drafter", "MODEL"), USAGE, "given is a draft model"),

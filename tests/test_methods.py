@@ -73,6 +73,15 @@ def test_eagle2_spends_its_budget_before_drawing_where_that_keeps_the_law(verifi
     assert (policy.depth, policy.nodes, policy.max_children) == (3, 9, 4)
 
 
+def test_a_method_that_drafts_with_a_model_or_a_head_may_name_it() -> None:
+    method = parse_method("eagle-chain-3:drafter=eagle1:proposal=sampled")
+    assert (method.drafter, method.needs, method.needs_given) == ("eagle1", "head", None)
+    assert dict(method.options) == {"depth": 3, "proposal": "sampled"}
+    assert parse_method("speculative:drafter=~/a b=c").drafter == "~/a b=c"
+    unnamed = parse_method("eagle2")
+    assert (unnamed.drafter, unnamed.needs_given) == (None, "head")
+
+
 def test_autoregressive_is_plain_decoding() -> None:
     parts = parse_method("autoregressive").build()
     assert (parts.drafter, parts.policy) == (None, None)
@@ -175,6 +184,13 @@ def test_every_method_answers_as_plain_decoding(name: str) -> None:
         ("ngram:min=", "option 'min=' of method 'ngram' must be of type int"),
         ("ngram:proposal=sampled", "method 'ngram' has no option 'proposal=sampled'"),
         ("autoregressive:tree=2", "method 'autoregressive' has no option 'tree=2'"),
+        ("ngram:drafter=eagle1", "method 'ngram' has no option 'drafter=eagle1'; available:"),
+        ("eagle2:draftr=x", "'eagle2' has no option 'draftr=x'; did you mean 'drafter'?"),
+        ("eagle2:drafter=a:drafter=b", "gives drafter twice; leave one out"),
+        (
+            "eagle2:drafter=c:/head",
+            "(a folder with a colon in its path cannot be named in a method)",
+        ),
     ],
 )
 def test_a_method_that_cannot_be_read(text: str, complaint: str) -> None:
@@ -222,6 +238,8 @@ def test_a_method_that_cannot_be_read(text: str, complaint: str) -> None:
         ({"model": "smollm2", "revision": "x"}, "revision='x' is for hub models; 'smollm2' has"),
         ({"drafter": DRAFT, "proposal": "simple"}, "unknown proposal 'simple'; did you mean"),
         ({"drafter": DRAFT, "verifier": "block", "tree": "2,2"}, "BlockVerifier verifies chains"),
+        ({"method": "speculative:drafter=tests", "drafter": DRAFT}, "names a drafter of its own"),
+        ({"method": "eagle2:drafter=eagle1"}, "neither shipped nor a folder; none ships for this"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )

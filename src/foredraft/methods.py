@@ -1,7 +1,8 @@
 """Methods by name: a recipe of `engine/recipes.py` with its options.
 
 Options come after colons: `ngram:depth=10:min=3`. They are the keyword arguments of the recipe's
-function, read by their annotations.
+function, read by their annotations. Besides those, methods that draft with a model or a head may name it:
+`eagle2:drafter=eagle1`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import inspect
 import re
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -49,12 +50,20 @@ class Method:
         recipe: its key in `RECIPES`: `eagle-chain-K`.
         needs: what it drafts with, if it needs anything.
         options: as named by the user, and those that are part of the name.
+        drafter: of its own, as named by the user: one that ships, or a folder; None drafts with what is
+            given to all.
     """
 
     name: str
     recipe: str
     needs: Kind | None
     options: Mapping[str, Any]
+    drafter: str | None = None
+
+    @property
+    def needs_given(self) -> Kind | None:
+        """What must be given for it to draft with: nothing where it names a drafter of its own."""
+        return self.needs if self.drafter is None else None
 
     @property
     def needs_draft_model(self) -> bool:
@@ -128,6 +137,11 @@ class _StandIn:
 _STAND_IN: Any = _StandIn()
 
 
+DRAFTER = "drafter"
+"""The option by which a method names a drafter of its own."""
+NO_COLON = " (a folder with a colon in its path cannot be named in a method)"
+"""Said where the end of such a path is read as the next option."""
+
 BEST = "ngram"
 """The method when none is named and there is no trained drafter."""
 BEST_OF: Mapping[Kind, str] = {"draft model": "speculative", "head": "eagle2"}
@@ -147,9 +161,11 @@ def parse_method(text: str) -> Method:
         raise ConfigError(f"unknown method {name!r}; {suggestion(name, RECIPES)}")
     kinds: dict[str, Kind] = {"draft_model": "draft model", "head": "head"}
     first = next(iter(inspect.signature(RECIPES[recipe]).parameters), "")
+    needs = kinds.get(first)
     in_name = {} if recipe == name else {"depth": int(name.rpartition("-")[2])}
-    options = read_options(text, RECIPES[recipe])
-    return Method(name, recipe, kinds.get(first), in_name | options)
+    options = read_options(text, RECIPES[recipe], () if needs is None else (DRAFTER,))
+    drafter = options.pop(DRAFTER, None)
+    return Method(name, recipe, needs, in_name | options, drafter)
 
 
 def recipe_of(name: str) -> str | None:
@@ -159,27 +175,36 @@ def recipe_of(name: str) -> str | None:
     return recipe if recipe in RECIPES and name != "eagle-chain-K" else None
 
 
-def read_options(text: str, recipe: Callable[..., Any]) -> dict[str, Any]:
+def read_options(
+    text: str, recipe: Callable[..., Any], words: Collection[str] = ()
+) -> dict[str, Any]:
     """The options of `name[:option=value]...`, read by the recipe's keyword-only parameters.
+
+    Args:
+        text: the method as named by the user.
+        recipe: takes the options.
+        words: more options, which are text and no parameters of the recipe.
 
     Raises:
         ConfigError: an unknown option, one given twice, or a value of the wrong type.
     """
     name, *pairs = text.split(":")
-    types = _option_types(recipe)
+    types = _option_types(recipe) | dict.fromkeys(words, str)
     options: dict[str, Any] = {}
     for pair in pairs:
-        key, value = _read_option(name, pair, types)
+        key, value = _read_option(name, pair, types, NO_COLON if DRAFTER in options else "")
         if key in options:
             raise ConfigError(f"method {text!r} gives {key} twice; leave one out")
         options[key] = value
     return options
 
 
-def _read_option(method: str, pair: str, types: Mapping[str, type]) -> tuple[str, Any]:
+def _read_option(method: str, pair: str, types: Mapping[str, type], remark: str) -> tuple[str, Any]:
     key, equals, value = pair.partition("=")
     if not equals or key not in types:
-        raise ConfigError(f"method {method!r} has no option {pair!r}; {suggestion(key, types)}")
+        raise ConfigError(
+            f"method {method!r} has no option {pair!r}; {suggestion(key, types)}{remark}"
+        )
     try:
         return key, types[key](value)
     except ValueError:

@@ -145,6 +145,21 @@ def test_the_categories_of_the_only_suite_have_panels() -> None:
     assert titles == ["all prompts", "chat/short", "chat/long"]
 
 
+def test_names_with_paths_are_whole_and_leave_room() -> None:
+    long = f"eagle2:drafter=/{'a-long-folder/' * 12}{'x' * 90}:nodes=6"
+    drafted = round_of(2, widths=(1, 1, 1), draft_rows=(1, 1))
+    both = answer_of(PLAIN, round_of()), answer_of(long, drafted)
+    group = groups_of(run_of(*(prompt_of(*both, id=str(i)) for i in range(2))))
+    for draw in plots.PLOTS.values():
+        figure = draw(group)
+        figure.canvas.draw()  # a plot without room warns
+        axis = axes(figure)[0]
+        shown = [tick.get_text() for tick in axis.get_yticklabels()]
+        shown += labels(axis) if axis.get_legend() else []
+        assert long in [text.replace("\n", "") for text in shown]
+        assert max(len(line) for text in shown for line in text.split("\n")) <= plots.LABEL_WIDTH
+
+
 def test_the_four_plots_are_written_and_old_ones_removed(
     tmp_path: Path, groups: Mapping[str, Rows]
 ) -> None:

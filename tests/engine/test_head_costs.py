@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import foredraft
 from foredraft.backends.hf import HFTarget
-from foredraft.bench.folder import RunFolder
+from foredraft.bench.folder import RECORDS, RunFolder
 from foredraft.bench.modelled import modelled_tokens_per_s
 from foredraft.bench.plan import PLAIN, BenchPlan
+from foredraft.bench.report import write_report
 from foredraft.bench.runner import BenchRun
 from foredraft.costs import CostTable
 from foredraft.drafters.eagle.checkpoint import save_head
@@ -99,17 +102,20 @@ def folders(tmp_path: Path) -> tuple[str, str]:
     return model, str(tmp_path / "head")
 
 
-def plan(folders: tuple[str, str], tmp_path: Path, *methods: str) -> BenchPlan:
+def plan(
+    folders: tuple[str, str], tmp_path: Path, *methods: str, **changes: str | None
+) -> BenchPlan:
     file = tmp_path / "suite.jsonl"
     file.write_text(json.dumps({"id": "a", "prompt": "the cat sat on the mat"}))
-    return BenchPlan(
-        model=folders[0],
-        drafter=folders[1],
-        suites=str(file),
-        methods=methods,
-        max_new_tokens=10,
-        dtype="float32",
-    )
+    values: dict[str, Any] = {
+        "model": folders[0],
+        "drafter": folders[1],
+        "suites": str(file),
+        "methods": methods,
+        "max_new_tokens": 10,
+        "dtype": "float32",
+    }
+    return BenchPlan(**values | changes)
 
 
 def test_a_benchmark_runs_heads_and_prices_their_rounds(
@@ -136,6 +142,74 @@ def test_a_benchmark_runs_heads_and_prices_their_rounds(
     begun = folder.read_plan()
     assert begun is not None
     assert begun["provenance"]["head_weights"]
+
+
+@pytest.fixture
+def another(folders: tuple[str, str], tmp_path: Path) -> str:
+    """The folder of a second head for the model."""
+    loaded = foredraft.load(folders[0], drafter="none", dtype="float32").target
+    assert isinstance(loaded, HFTarget)
+    save_head(EagleHead.for_target(loaded.model, 1), tmp_path / "another")
+    return str(tmp_path / "another")
+
+
+def test_a_benchmark_sets_several_heads_beside_each_other(
+    folders: tuple[str, str], another: str, tmp_path: Path
+) -> None:
+    named = f"eagle2:drafter={another}", f"eagle-chain-3:drafter={another}"
+    made = plan(folders, tmp_path, PLAIN, "eagle2", *named)
+    seen: dict[str, Any] = {}
+
+    def measure(target: Target, engines: dict[str, Engine]) -> CostTable:
+        seen.update({name: getattr(e.drafter, "head", None) for name, e in engines.items()})
+        return CostTable.flat(0.02, 0.002)
+
+    folder = RunFolder(tmp_path / "run")
+    for _ in BenchRun(made, folder, measure=measure):  # type: ignore[arg-type]
+        pass
+    (record,) = folder.read().records
+    assert [answer.method for answer in record.answers] == [PLAIN, "eagle2", *named]
+    assert {answer.identical for answer in record.answers} == {"yes"}
+    assert seen[named[0]] is seen[named[1]]
+    assert (seen["eagle2"].config.variant, seen[named[0]].config.variant) == (3, 1)
+    rows = write_report(folder, None)["rows"]
+    assert {row["method"] for row in rows} == {PLAIN, "eagle2", *named}
+
+
+def test_a_run_does_not_go_on_with_another_head_in_the_named_folder(
+    folders: tuple[str, str], another: str, tmp_path: Path
+) -> None:
+    made = plan(folders, tmp_path, f"eagle2:drafter={another}", drafter=None)
+    folder = RunFolder(tmp_path / "run")
+
+    def measure(*_: Any) -> CostTable:
+        return CostTable.flat(0.02, 0.002)
+
+    for _ in BenchRun(made, folder, measure=measure):
+        pass
+    (folder.path / RECORDS).unlink()
+    assert folder.read_plan()["provenance"]["own_weights"].keys() == {another}  # type: ignore[index]
+    shutil.rmtree(another)
+    shutil.copytree(folders[1], another)
+    with pytest.raises(ConfigError, match="begun with own_weights"):
+        list(BenchRun(made, folder, measure=measure))
+
+
+def test_a_plan_knows_which_drafters_are_named(
+    folders: tuple[str, str], another: str, tmp_path: Path
+) -> None:
+    own = f"eagle2:drafter={another}"
+    assert not plan(folders, tmp_path, own, drafter=None).needed
+    for methods, complaint in (
+        ((own,), f"is not used by any of autoregressive, {own}; add eagle2 or eagle"),
+        (("eagle2", "eagle2:drafter=eagle1"), "neither shipped nor a folder; none ships for this"),
+        (("eagle2", f"speculative:drafter={another}"), "the drafter given is an EAGLE head"),
+        (("eagle2", f"{own}:nodes=5", f"eagle2:nodes=5:drafter={another}"), "are the same"),
+        (("eagle2", f"hf-assisted:drafter={another}"), "has no option"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            plan(folders, tmp_path, *methods)
+        assert complaint in str(caught.value)
 
 
 def test_heads_and_draft_models_are_not_taken_for_each_other(

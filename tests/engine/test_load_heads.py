@@ -174,6 +174,113 @@ def test_models_share_what_their_methods_draft_with(shipping: str) -> None:
     assert heads[0] is heads[1]
 
 
+# --- methods that name a drafter of their own -------------------------------------------------------
+
+
+@pytest.fixture
+def zoo(model: str, head: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
+    """Folders by name, as if two heads and a draft model came with the package."""
+    target = foredraft.load(model, drafter="none", dtype="float32").target
+    assert isinstance(target, HFTarget)
+    save_head(EagleHead.for_target(target.model, 1), tmp_path / "one")
+    save_student(build_student(target.model, 1), tmp_path / "small")
+    known = {"eagle3": Path(head), "eagle1": tmp_path / "one", "draft-model": tmp_path / "small"}
+    monkeypatch.setattr(drafters, "shipped_drafters", {model: known}.get)
+    monkeypatch.setattr(drafters.zoo, "shipped_head", {model: Path(head)}.get)
+    return known
+
+
+@pytest.mark.parametrize(
+    ("method", "variant"),
+    [
+        ("eagle2:drafter=eagle3", 3),
+        ("eagle2:drafter=eagle1", 1),
+        ("eagle-chain-3:drafter=eagle1", 1),
+        ("eagle:tree=2,1:drafter=eagle1", 1),
+        ("eagle2:nodes=5:drafter=FOLDER", 1),
+    ],
+)
+def test_a_method_drafts_with_the_head_that_it_names(
+    model: str, zoo: dict[str, Path], method: str, variant: int
+) -> None:
+    named = method.replace("FOLDER", str(zoo["eagle1"]))
+    engine = foredraft.load(model, method=named, dtype="float32")
+    assert isinstance(engine.drafter, EagleDrafter)
+    assert engine.drafter.head.config.variant == variant
+    plain = engine.without_drafts().generate(PROMPT, **REQUEST)
+    drafted = engine.generate(PROMPT, **REQUEST)
+    assert drafted.token_ids == plain.token_ids
+    assert drafted.stats.drafted_tokens > 0
+
+
+def test_a_method_drafts_with_the_draft_model_that_it_names(
+    model: str, zoo: dict[str, Path]
+) -> None:
+    for named in ("draft-model", zoo["draft-model"], model):
+        engine = foredraft.load(model, method=f"speculative:drafter={named}", dtype="float32")
+        assert isinstance(engine.drafter, DraftModelDrafter)
+
+
+def test_every_drafter_is_read_once(model: str, zoo: dict[str, Path]) -> None:
+    names = ("eagle2", "eagle:drafter=eagle3", "eagle2:drafter=eagle1", "eagle:drafter=FOLDER")
+    methods = [parse_method(name.replace("FOLDER", f"{zoo['eagle1']}/.")) for name in names]
+    said: list[str] = []
+    models = load_models(model, needed=("head",), methods=methods, report=said.append)
+    heads = [models.engine(method).drafter.head for method in methods]  # type: ignore[union-attr]
+    assert heads[0] is heads[1]
+    assert heads[2] is heads[3]
+    assert heads[0] is not heads[2]
+    assert len([line for line in said if line.startswith("loading head")]) == 2
+
+
+def test_a_drafter_of_that_name_that_ships_goes_before_a_folder(
+    model: str, zoo: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    zoo["eagle3"].rename(tmp_path / "eagle1")
+    for name, variant in (("eagle1", 1), ("./eagle1", 3)):
+        engine = foredraft.load(model, method=f"eagle2:drafter={name}")
+        assert isinstance(engine.drafter, EagleDrafter)
+        assert engine.drafter.head.config.variant == variant
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        (
+            "eagle2:drafter=eagel1",
+            "drafter=eagel1 of method 'eagle2' is neither shipped nor a folder; did you mean 'eagle1'? "
+            "available: eagle3, eagle1, draft-model; or give the path of a folder, without a colon, such "
+            "as drafter=path/to/folder",
+        ),
+        ("eagle2:drafter=", "drafter= of method 'eagle2' is neither"),
+        ("eagle2:drafter=..", "the drafter given is a draft model"),
+        (
+            "eagle2:drafter=draft-model",
+            "needs an EAGLE head, and the drafter given is a draft model",
+        ),
+        (
+            "speculative:drafter=eagle1",
+            "needs a draft model, and the drafter given is an EAGLE head",
+        ),
+    ],
+)
+def test_a_drafter_that_a_method_cannot_have(
+    model: str, zoo: dict[str, Path], method: str, said: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        foredraft.load(model, method=method)
+    assert said in str(caught.value)
+
+
+def test_a_drafter_named_twice_is_refused(model: str, head: str, zoo: dict[str, Path]) -> None:
+    with pytest.raises(ConfigError, match="names a drafter of its own, and another is given"):
+        foredraft.load(model, method="eagle2:drafter=eagle1", drafter=head)
+    models = load_models(model)
+    with pytest.raises(ConfigError, match=r"drafter=eagle1 of method 'eagle2' was not loaded"):
+        models.engine(parse_method("eagle2:drafter=eagle1"))
+
+
 # --- draft models that were cut from their target ---------------------------------------------------
 
 

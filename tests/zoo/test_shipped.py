@@ -10,7 +10,14 @@ import pytest
 from foredraft.drafters.eagle.checkpoint import is_head_folder
 from foredraft.methods import parse_method
 from foredraft.zoo import EMBEDDED
-from foredraft.zoo.shipped import BEST_METHODS, SHIPPED, WEIGHTS, shipped, shipped_head
+from foredraft.zoo.shipped import (
+    BEST_METHODS,
+    SHIPPED,
+    WEIGHTS,
+    shipped,
+    shipped_drafters,
+    shipped_head,
+)
 
 LARGEST = 22_000_000
 """Bytes that one set of weights may take."""
@@ -38,6 +45,14 @@ def test_nothing_ships_for_other_models(tmp_path: Path) -> None:
     ):
         assert shipped_head(name, weights=tmp_path) is None
         assert shipped(name, "eagle3", weights=tmp_path) is None
+        assert shipped_drafters(name, weights=tmp_path) == {}
+
+
+def test_drafters_that_ship_are_listed_by_their_names(tmp_path: Path) -> None:
+    folders = {kind: ship(tmp_path, kind) for kind in ("draft-model", "eagle3")}
+    found = shipped_drafters("smollm2", weights=tmp_path)
+    assert found == folders
+    assert list(found) == ["eagle3", "draft-model"]
 
 
 def test_the_better_head_is_taken(tmp_path: Path) -> None:

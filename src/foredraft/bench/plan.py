@@ -28,8 +28,8 @@ class BenchPlan:
         model: as in `foredraft.load`.
         suites: names and JSONL files, comma-separated (see `bench/suites.py`).
         methods: recipes and peers, each with its options.
-        drafter: the draft model, or the EAGLE head, of every method that needs one; None where none does,
-            or where what ships for the model is meant.
+        drafter: the draft model, or the EAGLE head, of every method that needs one and names none of its
+            own; None where none does, or where what ships for the model is meant.
         limit: questions of each suite at most, spread evenly over its categories; None takes all.
         repeats: how often each prompt is answered by each method.
         max_new_tokens, temperature, top_p, top_k, seed: the request; when sampling, question i of a suite
@@ -38,7 +38,8 @@ class BenchPlan:
 
     Raises:
         ConfigError: a suite, method or option that does not exist, a method named twice, a method that
-            needs a draft model or a head when there is none, or a drafter that no method needs.
+            needs a draft model or a head when there is none or names one that does not exist, or a
+            drafter that no method needs.
     """
 
     model: str = "smollm2"
@@ -83,14 +84,14 @@ class BenchPlan:
             twice = next(name for name in self.methods if self.methods.count(name) > 1)
             raise ConfigError(f"method {twice!r} is named twice; leave one out")
         names = self.methods if PLAIN in self.methods else (PLAIN, *self.methods)
-        specs = {name: _read(name) for name in names}
+        specs = {name: _read(name, self.model) for name in names}
         _refuse_twins(specs)
         self._check_drafters(specs)
         return specs
 
     @property
     def needed(self) -> frozenset[Kind]:
-        """What the methods draft with."""
+        """What the methods draft with, those apart that name a drafter of their own."""
         return frozenset(kind for spec in self.contestants.values() if (kind := _needs(spec)))
 
     def _check_drafters(self, specs: Mapping[str, Method | PeerSpec]) -> None:
@@ -156,18 +157,23 @@ def _refuse_twins(specs: Mapping[str, Method | PeerSpec]) -> None:
 
 
 def _needs(spec: Method | PeerSpec) -> Kind | None:
-    """What a method or peer drafts with."""
-    needs: Kind | None = getattr(spec, "needs", None)
-    return "draft model" if spec.needs_draft_model else needs
+    """What a method or peer must be given to draft with."""
+    from foredraft.methods import Method
+
+    if isinstance(spec, Method):
+        return spec.needs_given
+    return "draft model" if spec.needs_draft_model else None
 
 
 def _without_spelling(spec: Method | PeerSpec) -> Any:
     """A method, or a peer by its name and settings: its text is how they were spelt."""
-    return (spec.name, getattr(spec, "settings", None) or getattr(spec, "options", None))
+    chosen = getattr(spec, "settings", None) or getattr(spec, "options", None)
+    return (spec.name, chosen, getattr(spec, "drafter", None))
 
 
-def _read(text: str) -> Method | PeerSpec:
+def _read(text: str, model: str) -> Method | PeerSpec:
     from foredraft.bench.peers import PEERS, parse_peer  # late: `--help` need not wait for PyTorch
+    from foredraft.engine.drafters import kind_of, own_source
     from foredraft.methods import RECIPES, parse_method, recipe_of
 
     name = text.split(":")[0]
@@ -175,6 +181,7 @@ def _read(text: str) -> Method | PeerSpec:
         return parse_peer(text)
     if recipe_of(name):
         method = parse_method(text)
-        method.check(method.needs)
+        own = own_source(method, model)
+        method.check(method.needs if own is None else kind_of(own))
         return method
     raise ConfigError(f"unknown method {name!r}; {suggestion(name, [*RECIPES, *PEERS])}")

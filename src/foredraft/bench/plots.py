@@ -6,7 +6,8 @@ A method has the same colour and marker in all of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,8 @@ REST = "other_ms"
 STAGE_COLOURS = ("#E69F00", "#0072B2", "#009E73", "#BBBBBB")
 HATCHED: Mapping[str, Any] = {"facecolor": "white", "edgecolor": GREY, "hatch": "////"}
 PANELS_PER_ROW = 4
+LABEL_WIDTH = 40
+"""Letters in a line of a method's label; paths of drafters are longer, and would leave a plot no room."""
 LABEL_ROOM = 1.2
 """The axis of speedups ends so far past the largest one, for the figure written beside it."""
 ISO_SPEEDUPS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -65,7 +68,8 @@ def speedup_plot(groups: Groups) -> Figure | None:
     methods = [method for method in styles if method != PLAIN]
     columns = min(len(groups), PANELS_PER_ROW)
     lines = math.ceil(len(groups) / columns)
-    figure = _figure(1.8 + 2.5 * columns, 0.7 + lines * (0.75 + 0.27 * len(methods)))
+    row_in = 0.11 + 0.16 * _tallest(methods)
+    figure = _figure(1.8 + 2.5 * columns, 0.7 + lines * (0.75 + row_in * len(methods)))
     axes = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False)
     for axis, (name, rows) in zip(axes.flat, known.items(), strict=False):
         _speedup_panel(_bare(axis), rows, methods, styles)
@@ -97,7 +101,9 @@ def cost_plot(groups: Groups) -> Figure | None:
     styles = _styles(groups)
     for name, point in points.items():
         colour, marker = styles[name]
-        axis.plot(*point, marker, color=colour, markersize=9, label=name, clip_on=False, zorder=3)
+        axis.plot(
+            *point, marker, color=colour, markersize=9, label=_label(name), clip_on=False, zorder=3
+        )
     axis.set(xlim=(0, right), ylim=(0, top))
     axis.set_xlabel("time of a round, in rounds of plain decoding")
     axis.set_ylabel("emitted tokens per round")
@@ -125,7 +131,9 @@ def depth_plot(groups: Groups) -> Figure | None:
         if shares:
             colour, marker = styles[name]
             depths = range(1, len(shares) + 1)
-            axis.plot(depths, shares, marker=marker, color=colour, label=name, clip_on=False)
+            axis.plot(
+                depths, shares, marker=marker, color=colour, label=_label(name), clip_on=False
+            )
     axis.set(ylim=(0, 1), xlabel="depth in the draft", ylabel="share of rounds that accepted it")
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.set_title("Acceptance by depth", loc="left", fontweight="bold")
@@ -139,13 +147,13 @@ def stages_plot(groups: Groups) -> Figure | None:
     pooled = {name: row for name, row in _pooled(groups).items() if row["tpot_ms"] is not None}
     if not pooled:
         return None
-    figure = _figure(8.2, 1.2 + 0.36 * len(pooled))
+    figure = _figure(8.2, 1.2 + (0.2 + 0.16 * _tallest(pooled)) * len(pooled))
     axis = _bare(figure.add_subplot())
     for place, row in enumerate(pooled.values()):
         _stage_bar(axis, place, row)
     longest = max(row["tpot_ms"] for row in pooled.values())
     axis.set_xlim(0, 1.14 * longest)
-    axis.set_yticks(range(len(pooled)), list(pooled))
+    axis.set_yticks(range(len(pooled)), list(map(_label, pooled)))
     axis.invert_yaxis()
     axis.set_xlabel("milliseconds per emitted token")
     axis.set_title("Time by stage", loc="left", fontweight="bold")
@@ -183,7 +191,7 @@ def _speedup_panel(
             fontsize=8,
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
         )
-    axis.set_yticks(range(len(methods)), methods, fontsize=9)
+    axis.set_yticks(range(len(methods)), list(map(_label, methods)), fontsize=9)
     axis.set_ylim(len(methods) - 0.5, -0.5)
     axis.grid(axis="x", color=LIGHT)
     axis.set_axisbelow(True)
@@ -241,6 +249,21 @@ def _stage_legend(axis: Axes, hides: bool) -> None:
     if hides:
         patches.append(Patch(label="the rest, stages not seen", **HATCHED))
     axis.legend(handles=patches, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False)
+
+
+def _label(method: str) -> str:
+    """The whole name of a method, in lines that end behind an option or a folder where they can."""
+    lines = [""]
+    for part in re.findall(f"[^:/]{{1,{LABEL_WIDTH - 1}}}[:/]?|[:/]", method):
+        if len(lines[-1]) + len(part) > LABEL_WIDTH:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)
+
+
+def _tallest(methods: Iterable[str]) -> int:
+    """Lines of the tallest label."""
+    return max((1 + _label(method).count("\n") for method in methods), default=1)
 
 
 def _legend(axis: Axes) -> None:

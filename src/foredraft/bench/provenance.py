@@ -20,7 +20,7 @@ from foredraft.errors import ConfigError
 
 SAME = (
     *("cpu", "threads", "device", "dtype", "python"),
-    *("weights", "draft_weights", "head_weights"),
+    *("weights", "draft_weights", "head_weights", "own_weights"),
 )
 SAMPLE = 16
 SAME_PACKAGES = ("torch", "transformers")

@@ -24,7 +24,7 @@ from foredraft.engine.engine import Engine
 from foredraft.engine.load import Models, load_models
 from foredraft.engine.prompts import encode_prompt
 from foredraft.errors import PromptError
-from foredraft.methods import parse_method
+from foredraft.methods import Method, parse_method
 from foredraft.protocols import Target
 
 WARM_UP_TOKENS = 16
@@ -95,6 +95,7 @@ class BenchRun:
                 self.plan.model,
                 self.plan.drafter,
                 needed=self.plan.needed,
+                methods=[m for m in self.plan.contestants.values() if isinstance(m, Method)],
                 dtype=self.plan.dtype,
                 device=self.plan.device,
                 report=self._report,
@@ -116,6 +117,7 @@ class BenchRun:
             "weights": weights_digest(getattr(models.target, "model", None)),
             "draft_weights": weights_digest(getattr(models.draft_model, "model", None)),
             "head_weights": weights_digest(models.head),
+            "own_weights": _own_weights(models),
         }
         begun = self._begun
         if begun:
@@ -251,6 +253,12 @@ class BenchRun:
         if self._begun is not None:
             self._begun["notes"] = self._notes
             self.folder.write_plan(self._begun)
+
+
+def _own_weights(models: Models) -> dict[str, str | None] | None:
+    """Of each drafter that methods name; None without any, as in runs that knew of none."""
+    modules = {name: getattr(drafter, "model", drafter) for name, drafter in models.own.items()}
+    return {name: weights_digest(module) for name, module in sorted(modules.items())} or None
 
 
 def _encode(question: Question, answers: Sequence[str], models: Models) -> list[int]:

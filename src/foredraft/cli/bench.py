@@ -48,7 +48,11 @@ def run(
         ),
     ] = ",".join(_default("methods")),
     drafter: Annotated[
-        str | None, typer.Option(help="The draft model of speculative and hf-assisted, or a head.")
+        str | None,
+        typer.Option(
+            help="The draft model of speculative and hf-assisted, or a head; methods may name their "
+            "own instead, as in eagle2:drafter=eagle1."
+        ),
     ] = None,
     limit: Annotated[
         int, typer.Option(help="Questions of each suite, spread over its categories; 0 takes all.")

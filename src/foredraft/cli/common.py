@@ -23,7 +23,8 @@ DEFAULTS = GenerationOptions()
 
 Model = Annotated[str, typer.Option(help="smollm2, a hub id, a folder, or a .gguf file.")]
 Method = Annotated[
-    str | None, typer.Option(help="Recipe, with options after colons: ngram:depth=10.")
+    str | None,
+    typer.Option(help="Recipe, with options after colons: ngram:depth=10, eagle2:drafter=eagle1."),
 ]
 Drafter = Annotated[
     str | None, typer.Option(help="none, ngram, a draft model, or an EAGLE head's folder.")

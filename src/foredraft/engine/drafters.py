@@ -14,9 +14,10 @@ from foredraft.drafters.eagle.head import EagleHead
 from foredraft.drafters.eagle.storage import CONFIG
 from foredraft.drafters.student import Student
 from foredraft.drafters.student_files import is_student_folder, load_student
-from foredraft.errors import ConfigError, ModelError
-from foredraft.methods import Kind
+from foredraft.errors import ConfigError, ModelError, suggestion
+from foredraft.methods import Kind, Method
 from foredraft.protocols import Target
+from foredraft.zoo.shipped import shipped_drafters
 
 HEAD_FILES = ("*.json", "*.safetensors", "*.bin")
 
@@ -46,6 +47,30 @@ def shipped_source(model: Any, kind: Kind) -> Path | None:
     if kind == "head":
         return zoo.shipped_head(model)
     return zoo.shipped(model, "draft-model")
+
+
+def own_source(method: Method, model: Any) -> Path | None:
+    """Where the drafter is that a method names for itself; None if it names none.
+
+    Args:
+        method: whose `drafter` is the name of one that ships for the model, or else a folder.
+        model: as in `foredraft.load`.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    name = method.drafter
+    if name is None:
+        return None
+    ships = shipped_drafters(model) if isinstance(model, str) else {}
+    folder = os.path.expanduser(name)
+    if name not in ships and not os.path.isdir(folder):
+        known = f"{suggestion(name, ships)}; or" if ships else "none ships for this model;"
+        raise ConfigError(
+            f"drafter={name} of method {method.name!r} is neither shipped nor a folder; {known} give the "
+            "path of a folder, without a colon, such as drafter=path/to/folder"
+        )
+    return ships.get(name, Path(folder))
 
 
 def read_head(source: Any, target: Target) -> EagleHead:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,13 @@ from foredraft.drafters.vocabulary import check_same_vocabulary
 from foredraft.engine.drafters import (
     is_student,
     kind_of,
+    own_source,
     read_head,
     read_student,
     shipped_source,
 )
 from foredraft.engine.engine import Engine
+from foredraft.engine.sources import Sources, place_of
 from foredraft.errors import ConfigError, ModelError
 from foredraft.methods import BEST, BEST_OF, Kind, Method, parse_method
 from foredraft.protocols import Target
@@ -49,7 +51,8 @@ def load(
     Args:
         model: an embedded name (`"smollm2"`), a Hugging Face hub id, a local folder, a `.gguf` file,
             or an already loaded `transformers` model.
-        method: a recipe, with options after colons (`"ngram:depth=10"`); None takes the one that the
+        method: a recipe, with options after colons (`"ngram:depth=10"`), among them a drafter of its own
+            that ships for the model, or a folder (`"eagle2:drafter=eagle1"`); None takes the one that the
             drafter implies, or the best there is for the model: a shipped head where there is one, else
             n-gram drafting.
         drafter: `"none"`, `"ngram"`, a draft model in any form that `model` takes or as `foredraft train`
@@ -73,13 +76,15 @@ def load(
         ConfigError: a name, an option or a combination that cannot work.
         ModelError: a model that cannot be found, read or decoded speculatively.
     """
-    recipe, source = _choose_method(method, drafter, model, tree=tree, verifier=verifier)
+    recipe, drafter = _choose_method(method, drafter, model, tree=tree, verifier=verifier)
+    source = drafter if recipe.drafter is None else own_source(recipe, model)
     given = None if source is None else kind_of(source, recipe.needs)
     recipe.check(given, tree=tree, verifier=verifier, proposal=proposal)
     models = load_models(
         model,
-        source,
-        needed=() if recipe.needs is None else (recipe.needs,),
+        drafter,
+        needed=() if recipe.needs_given is None else (recipe.needs_given,),
+        methods=(recipe,),
         tokenizer=tokenizer,
         dtype=dtype,
         device=device,
@@ -100,12 +105,24 @@ class Models:
     tokenizer: Any | None
     draft_model: Target | None = None
     head: EagleHead | None = None
+    own: Mapping[str, Target | EagleHead] = field(default_factory=dict)
+    """Drafters that methods name for themselves, by those names."""
 
     def engine(self, method: Method, **chosen: str | None) -> Engine:
         """An engine for a method; choices and errors as in `Method.check`."""
-        loaded = {None: None, "draft model": self.draft_model, "head": self.head}
-        parts = method.build(loaded[method.needs], **chosen)
+        parts = method.build(self._drafter_of(method), **chosen)
         return Engine(self.target, parts.drafter, parts.policy, parts.verifier, self.tokenizer)
+
+    def _drafter_of(self, method: Method) -> Target | EagleHead | None:
+        if method.drafter is None:
+            loaded = {None: None, "draft model": self.draft_model, "head": self.head}
+            return loaded[method.needs]
+        if method.drafter not in self.own:
+            raise ConfigError(
+                f"drafter={method.drafter} of method {method.name!r} was not loaded; give the method to "
+                "load_models(methods=...)"
+            )
+        return self.own[method.drafter]
 
 
 def load_models(
@@ -113,6 +130,7 @@ def load_models(
     drafter: str | Path | Any | None = None,
     *,
     needed: Collection[Kind] = (),
+    methods: Collection[Method] = (),
     tokenizer: Any | None = None,
     revision: str | None = None,
     force_vocabulary: bool = False,
@@ -124,46 +142,58 @@ def load_models(
     Args:
         model, drafter: as in `load`; a drafter is a draft model or a head.
         needed: what the methods draft with; what the drafter is not is taken from what ships.
+        methods: those that may name drafters of their own. Whoever names a folder, it is read once.
 
     Other arguments and errors as in `load`.
     """
-    sources = _sources(model, drafter, needed)
-    draft_model, head = sources.get("draft model"), sources.get("head")
-    _refuse_unused(options, revision, model, draft_model, force_vocabulary)
+    sources = Sources.find(model, drafter, needed, methods)
+    heads, drafts = sources.of_kind("head"), sources.of_kind("draft model")
+    _refuse_unused(options, revision, model, drafts.values(), force_vocabulary)
     report(f"loading {_name(model)}")
     target, tokenizer = _load_model(model, tokenizer, report, revision=revision, **options)
-    loaded_head = None
-    if head is not None:
-        report(f"loading head {_name(head)}")
-        loaded_head = read_head(head, target)
-    if draft_model is None:
-        return Models(target, tokenizer, head=loaded_head)
-    report(f"loading draft model {_name(draft_model)}")
-    if is_student(draft_model):
-        return Models(target, tokenizer, read_student(draft_model, target, tokenizer), loaded_head)
-    draft, draft_tokenizer = _load_model(draft_model, None, report, **options)
+    loaded_heads, loaded_drafts = {}, {}
+    for place, source in heads.items():
+        report(f"loading head {_name(source)}")
+        loaded_heads[place] = read_head(source, target)
+    for place, source in drafts.items():
+        report(f"loading draft model {_name(source)}")
+        loaded_drafts[place] = _load_draft(
+            source, target, tokenizer, force_vocabulary, report=report, **options
+        )
+    return Models(
+        target,
+        tokenizer,
+        loaded_drafts.get(place_of(sources.given.get("draft model"))),
+        loaded_heads.get(place_of(sources.given.get("head"))),
+        {name: (loaded_heads | loaded_drafts)[place_of(at)] for name, at in sources.own.items()},
+    )
+
+
+def _load_draft(
+    source: Any, target: Target, tokenizer: Any | None, force_vocabulary: bool, **options: Any
+) -> Target:
+    """A draft model that was cut from the target, or one of its own with the same tokens."""
+    if is_student(source):
+        return read_student(source, target, tokenizer)
+    draft, draft_tokenizer = _load_model(source, None, **options)
     if tokenizer is not None and draft_tokenizer is not None and not force_vocabulary:
         check_same_vocabulary(tokenizer, draft_tokenizer)
-    return Models(target, tokenizer, draft, loaded_head)
-
-
-def _sources(model: Any, drafter: Any | None, needed: Collection[Kind]) -> dict[Kind, Any]:
-    """Where each kind of drafter comes from: the user, or what ships for the model."""
-    only = next(iter(needed)) if len(needed) == 1 else None
-    sources: dict[Kind, Any] = {} if drafter is None else {kind_of(drafter, only): drafter}
-    for kind in needed:
-        if kind not in sources and (shipped := shipped_source(model, kind)) is not None:
-            sources[kind] = shipped
-    return sources
+    return draft
 
 
 def _choose_method(
     method: str | None, drafter: Any | None, model: Any, *, tree: str | None, verifier: str | None
 ) -> tuple[Method, Any | None]:
-    """The recipe, and the source of what it drafts with if there is one."""
+    """The recipe, and the source of what it is given to draft with if there is one."""
     if isinstance(drafter, str) and drafter not in NAMED and (meant := _meant(drafter, NAMED)):
         raise ConfigError(f"there is no drafter {drafter!r}; did you mean {meant!r}?")
     recipe = parse_method(method or best_method(model, drafter, tree=tree, verifier=verifier))
+    if recipe.drafter is not None:
+        if drafter is not None:
+            raise ConfigError(
+                f"method {method!r} names a drafter of its own, and another is given; leave one out"
+            )
+        return recipe, None
     if isinstance(drafter, str) and drafter in NAMED:
         if NAMED[drafter] != recipe.name:
             raise ConfigError(
@@ -231,13 +261,14 @@ def _refuse_unused(
     options: dict[str, Any],
     revision: str | None,
     model: Any,
-    draft_source: Any,
+    draft_sources: Collection[Any],
     force_vocabulary: bool,
 ) -> None:
     """An already loaded model has its dtype and device: nothing given for them may be ignored."""
-    if force_vocabulary and draft_source is None:
+    if force_vocabulary and not draft_sources:
         raise ConfigError("force_vocabulary=True is for a draft model; leave it out, or give one")
-    reads = _is_name(draft_source) and not is_student(draft_source)  # a student is as its target
+    # a student is as its target
+    reads = any(_is_name(source) and not is_student(source) for source in draft_sources)
     unused = {} if _is_name(model) or reads else dict(options)
     if not _is_name(model):
         unused["revision"] = revision

@@ -26,9 +26,13 @@ def shipped(model_name: str, kind: ShippedKind, *, weights: Path = WEIGHTS) -> P
     return folder if model_name and os.path.isfile(folder / "config.json") else None
 
 
+def shipped_drafters(model_name: str, *, weights: Path = WEIGHTS) -> dict[str, Path]:
+    """The folder of every drafter that ships for an embedded model by its name, in the order of `SHIPPED`."""
+    found = {kind: shipped(model_name, kind, weights=weights) for kind in SHIPPED}
+    return {kind: folder for kind, folder in found.items() if folder is not None}
+
+
 def shipped_head(model_name: str, *, weights: Path = WEIGHTS) -> Path | None:
     """The folder of the best head that ships for an embedded model; None without one."""
-    found = (
-        shipped(model_name, kind, weights=weights) for kind in SHIPPED if kind != "draft-model"
-    )
-    return next((folder for folder in found if folder is not None), None)
+    found = shipped_drafters(model_name, weights=weights).items()
+    return next((folder for kind, folder in found if kind != "draft-model"), None)
