@@ -71,6 +71,26 @@ def test_corpora_of_different_tokenizers_are_refused(
     assert not (tmp_path / "whole").exists()
 
 
+def test_the_same_questions_are_refused(tmp_path: Path) -> None:
+    made = {"answers": "generate", "weights": "w"}
+    a = _corpus(tmp_path / "a", [1], seed=3, **made)
+    b = _corpus(tmp_path / "b", [2], seed=3, more_turns=0.1, **made)
+    other = _corpus(tmp_path / "other", [3], seed=4, **made)
+    with pytest.raises(ConfigError, match="another --seed"):
+        join_corpora([a, b], tmp_path / "whole")
+    join_corpora([a, other], tmp_path / "two")
+    with pytest.raises(ConfigError, match="another --seed"):
+        join_corpora([tmp_path / "two", b], tmp_path / "whole")
+
+
+def test_the_same_conversations_are_refused(tmp_path: Path) -> None:
+    a, b = _corpus(tmp_path / "a", [1, 5]), _corpus(tmp_path / "b", [7, 5], prompts="p")
+    with pytest.raises(ConfigError, match="same conversations"):
+        join_corpora([a, b], tmp_path / "whole")
+    with pytest.raises(ConfigError, match="same conversations"):
+        join_corpora([a, a], tmp_path / "whole")
+
+
 def test_refuses_a_folder_that_holds_a_corpus(tmp_path: Path) -> None:
     a, b = _corpus(tmp_path / "a", [1]), _corpus(tmp_path / "b", [2])
     with pytest.raises(ConfigError, match="holds a corpus already"):
@@ -84,6 +104,16 @@ def test_refuses_one_corpus_and_no_corpus(tmp_path: Path) -> None:
         join_corpora([a], tmp_path / "whole")
     with pytest.raises(DataError, match="holds no corpus"):
         join_corpora([a, tmp_path / "nothing"], tmp_path / "whole")
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    a, b = _corpus(tmp_path / "a", [1]), _corpus(tmp_path / "b", [2])
+    (b / "shard-00000.safetensors").unlink()
+    command = ["data", "join", str(a), str(b), "--out", str(tmp_path / "whole")]
+    result = CliRunner().invoke(app, command, env={"COLUMNS": "400"})
+    assert result.exit_code == 1
+    assert "shard-00000.safetensors" in result.output
+    assert "Traceback" not in result.output
 
 
 def test_command(tmp_path: Path) -> None:

@@ -124,12 +124,21 @@ def join(
 ) -> None:
     """Copy several corpora into one, to train on all of them."""
     with clear_failures():
-        from foredraft.cli.show_data import show_corpus
+        from foredraft.cli.show_data import show_corpus, warnings_of
         from foredraft.train.corpus import Corpus
         from foredraft.train.joining import join_corpora
 
-        join_corpora(folders, out)
-        show_corpus(Corpus(out), 0, common.console())
+        try:
+            join_corpora(folders, out)
+        except OSError as error:
+            reason = f"{error.filename or out}: {error.strerror or error}"
+            raise DataError(
+                f"{reason}; nothing was joined, run it again when that is mended"
+            ) from None
+        corpus = Corpus(out)
+        show_corpus(corpus, 0, common.console())
+        for line in warnings_of(corpus, wanted=None):
+            common.console(stderr=True).print(f"warning: {line}")
 
 
 def _numbers(text: str | None) -> tuple[float, ...] | None:

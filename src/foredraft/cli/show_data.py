@@ -39,9 +39,11 @@ def warnings_of(corpus: Corpus, wanted: int | None) -> Iterator[str]:
             f"{share:.0%} of the tokens are replies; a drafter learns from those only, and between "
             f"{LEAST_SHARE:.0%} and {MOST_SHARE:.0%} is usual: look at `foredraft data show {corpus.folder}`"
         )
-    if corpus.manifest.get("answers") == "keep":
+    parts = corpus.manifest.get("joined", [corpus.manifest])
+    if any(part.get("answers") == "keep" for part in parts):
+        which = "the" if len(parts) == 1 else "some"
         yield (
-            "the replies are not the target's own, and a drafter of theirs is accepted less often; "
+            f"{which} replies are not the target's own, and a drafter of theirs is accepted less often; "
             "--answers generate has the target reply to the same prompts"
         )
     if wanted is not None and corpus.num_tokens < wanted:

@@ -37,12 +37,12 @@ FLAGS: Mapping[str, tuple[Any, str]] = {
     "checkpoint_steps": (int, "Steps between checkpoints; 0 for none."),
     "log_steps": (int, "Steps between lines of metrics.jsonl."),
     "eval_steps": (int, "Steps between measurements on held-out samples."),
-    "eval_seconds": (float, "Seconds of such a measurement at most."),
+    "eval_tokens": (int, "Held-out tokens of such a measurement, about."),
 }
 
 
 def takes_train_options(command: Callable[..., None]) -> Callable[..., None]:
-    """A command with a parameter `options: TrainOptions` instead takes the flags it is made of."""
+    """A command with a parameter `options`, values by name, takes a flag for each of `TrainOptions`."""
 
     @functools.wraps(command)
     def with_flags(**given: Any) -> None:

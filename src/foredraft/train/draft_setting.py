@@ -52,8 +52,10 @@ def draft_model_objective(
             own_head is not False,
         )
     objective = DraftModelObjective(setting.model, student, int8=int8, cache=setting.cache)
-    setting.start_from(start_from, objective.module)
-    return objective, {"kind": "draft-model", **asdict(student.config), "int8": int8}
+    facts = {"kind": "draft-model", **asdict(student.config), "int8": int8}
+    if start_from is not None:
+        facts["init"] = setting.start_from(start_from, objective.module)
+    return objective, facts
 
 
 def _check_same(

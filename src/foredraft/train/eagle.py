@@ -111,7 +111,7 @@ class EagleObjective:
         taught = self._taught.logits(labels.taught(states.final))
         if self.head.config.variant == 1:
             return self._regression(batch, states, taught, labels)
-        return self._training_time_test(batch, states, taught * self.loss.sharpen, labels)
+        return self._training_time_test(batch, states, taught, labels)
 
     def save(self, folder: Path) -> None:
         """Write the head, its weights in int8 a row, and its target's rows by reference."""
@@ -148,7 +148,10 @@ class EagleObjective:
         hidden = (head.norm(output) if head.config.variant == 3 else output)[labels.counts]
         rows = torch.full((len(hidden),), 1.0 / max(len(hidden), 1), device=hidden.device)
         weight, finish = self._student
-        result = soft_cross_entropy(hidden, weight, taught, rows, finish, labels.taught_rows)
+        sharpen = self.loss.sharpen if head.config.variant == 3 else 1.0
+        result = soft_cross_entropy(
+            hidden, weight, taught, rows, finish, labels.taught_rows, sharpen
+        )
         return LossReport(result.loss, result.hits.sum()[None].float(), labels.asked[None].float())
 
     @property

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from foredraft.drafters.eagle.checkpoint import load_head
+from foredraft.drafters.eagle.head import EagleHead
 from foredraft.drafters.eagle.initial import INITS
 from foredraft.errors import ConfigError
 from foredraft.train.eagle import EagleLoss, EagleObjective
@@ -17,13 +19,13 @@ from foredraft.train.setting import Setting, check_kept
 from foredraft.train.vocabulary import DRAFT_VOCAB
 
 _RULES: Mapping[str, tuple[str, Any]] = {
-    "steps": ("1 or more", lambda v: v >= 1),
-    "decay": ("above 0", lambda v: v > 0),
+    "steps_ahead": ("1 or more", lambda v: v >= 1),
+    "decay": ("a number above 0", lambda v: 0 < v < math.inf),
     "later_share": ("above 0 and at most 1", lambda v: 0 < v <= 1),
-    "sharpen": ("above 0", lambda v: v > 0),
-    "feature": ("0 or more", lambda v: v >= 0),
-    "soft_label": ("0 or more", lambda v: v >= 0),
-    "noise": ("0 or more", lambda v: v >= 0),
+    "sharpen": ("a number above 0", lambda v: 0 < v < math.inf),
+    "feature": ("a number of 0 or more", lambda v: 0 <= v < math.inf),
+    "soft_label": ("a number of 0 or more", lambda v: 0 <= v < math.inf),
+    "noise": ("a number of 0 or more", lambda v: 0 <= v < math.inf),
 }
 
 
@@ -55,42 +57,61 @@ def eagle_objective(
         ConfigError: a value out of its range, or one that the head to go on from does not have.
         ModelError: the folder holds no head of this variant for this target.
     """
-    for name, value in chosen.items():
-        allowed, holds = _RULES[name]
-        if not holds(value):
-            raise ConfigError(f"{name}={value!r} is not allowed; give {allowed}")
-    loss = EagleLoss(**chosen)
+    loss = _loss(chosen)
     size = DRAFT_VOCAB if draft_vocab is None else draft_vocab
     ids = setting.draft_ids(size) if variant == 1 or start_from is None else None
     if start_from is None:
-        choices: dict[str, Any] = {
-            "max_positions": min(int(setting.corpus.lengths.max()), max_length)
-        }
+        begun = init or INITS[0]
+        fresh: dict[str, Any] = {"init": begun, "max_positions": _longest(setting, max_length)}
         if variant == 3:
-            choices["taps"] = taps
+            fresh["taps"] = taps
         objective = EagleObjective.for_target(
-            setting.model,
-            variant,
-            draft_ids=ids,
-            loss=loss,
-            cache=setting.cache,
-            init=init or INITS[0],
-            **choices,
+            setting.model, variant, draft_ids=ids, loss=loss, cache=setting.cache, **fresh
         )
     else:
-        head = load_head(start_from, setting.model, variant=variant)  # type: ignore[arg-type]
         asked = None if variant == 1 else setting.kept_size(draft_vocab)
-        has = head.config.draft_vocab_size if head.config.is_reduced else 0
-        check_kept(
-            start_from,
-            draft_vocab=(asked, has),
-            taps=(taps, head.config.taps),
-            init=(init, "weights of its own"),
-        )
+        head = _given(setting, variant, start_from, draft_vocab=asked, taps=taps, init=init)
+        longest = max(head.config.max_position_embeddings, _longest(setting, max_length))
+        head.config = replace(head.config, max_position_embeddings=longest)
         objective = EagleObjective(head.float().train(), setting.model, loss, ids, setting.cache)
-        setting.start_from(start_from, head)
-    begun = (init or INITS[0]) if start_from is None else "given"
+        begun = setting.start_from(start_from, head)
     return objective, {"init": begun, **_facts(setting, objective, ids)}
+
+
+def _given(
+    setting: Setting,
+    variant: int,
+    folder: Path,
+    draft_vocab: int | None,
+    taps: Sequence[int] | None,
+    init: str | None,
+) -> EagleHead:
+    """The head to go on from; what is asked for must be what it has."""
+    head = load_head(folder, setting.model, variant=variant)  # type: ignore[arg-type]
+    has = head.config.draft_vocab_size if head.config.is_reduced else 0
+    check_kept(
+        folder,
+        draft_vocab=(draft_vocab, has),
+        taps=(taps, head.config.taps),
+        init=(init, "weights of its own"),
+    )
+    return head
+
+
+def _longest(setting: Setting, max_length: int) -> int:
+    """Positions that are trained."""
+    return min(int(setting.corpus.lengths.max()), max_length)
+
+
+def _loss(chosen: Mapping[str, Any]) -> EagleLoss:
+    for name, value in chosen.items():
+        option = "steps_ahead" if name == "steps" else name  # `--steps` are the optimizer's
+        allowed, holds = _RULES[option]
+        if not holds(value):
+            raise ConfigError(
+                f"--{option.replace('_', '-')} {value!r} is not allowed; give {allowed}"
+            )
+    return EagleLoss(**chosen)
 
 
 def _facts(setting: Setting, objective: EagleObjective, label_ids: Tensor | None) -> dict[str, Any]:

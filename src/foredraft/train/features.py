@@ -37,6 +37,7 @@ class TargetFeatures:
 
     Raises:
         ModelError: a tap that the model does not have or that cannot be read.
+        ConfigError: the disk has no room for what is to be kept.
     """
 
     def __init__(self, model: Any, taps: Sequence[int], cache: StateCache | None = None) -> None:
@@ -45,6 +46,8 @@ class TargetFeatures:
         self._hooks = Taps(model)
         self._read = tuple(sorted({*self._taps, self._last}))
         self._hooks.require(self._read)
+        if cache is not None:
+            cache.reserve(self._read)
         self._cache = cache
         decoder = model.get_decoder()
         self._decoder = model.model if decoder is model else decoder

@@ -36,7 +36,7 @@ def generate_corpus(
     scripts_of: ScriptsOf,
     writer: CorpusWriter,
     num_tokens: int | None,
-    num_rows: int = 64,
+    num_rows: int,
     report: Progress = lambda tokens: None,
 ) -> None:
     """Write shards until the corpus has `num_tokens`, or the scripts are at their end.
@@ -65,7 +65,7 @@ def generate_corpus(
 def run_scripts(
     model: Any,
     scripts: Sequence[Script],
-    num_rows: int = 64,
+    num_rows: int,
     report: Progress = lambda tokens: None,
 ) -> tuple[list[Sample], int]:
     """All conversations to their ends, `num_rows` of them at a time, a quarter of that beginning together.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,11 +28,14 @@ def join_corpora(folders: Sequence[Path], out: Path) -> dict[str, Any]:
         The manifest.
 
     Raises:
-        ConfigError: they do not fit together (the message names what differs), or `out` holds a corpus.
+        ConfigError: they do not fit together (the message names what differs), two hold the same
+            conversations, or `out` holds a corpus.
         DataError: a folder holds no corpus.
     """
-    manifests = [read_manifest(Path(folder)) for folder in folders]
+    folders, out = [Path(folder) for folder in folders], Path(out)
+    manifests = [read_manifest(folder) for folder in folders]
     _check_fit(folders, manifests)
+    _check_apart(folders, manifests)
     with in_use(out, by="data generation"):
         if (out / MANIFEST).exists():
             raise ConfigError(f"{out} holds a corpus already; give another --out")
@@ -39,10 +43,10 @@ def join_corpora(folders: Sequence[Path], out: Path) -> dict[str, Any]:
         for folder, manifest in zip(folders, manifests, strict=True):
             for entry in manifest["shards"]:
                 name = f"shard-{len(shards):05d}.safetensors"
-                shutil.copyfile(Path(folder) / entry["name"], out / name)
+                shutil.copyfile(folder / entry["name"], out / name)
                 shards.append({**entry, "name": name})
-        if (Path(folders[0]) / TOKENIZER).is_dir():
-            shutil.copytree(Path(folders[0]) / TOKENIZER, out / TOKENIZER, dirs_exist_ok=True)
+        if (folders[0] / TOKENIZER).is_dir():
+            shutil.copytree(folders[0] / TOKENIZER, out / TOKENIZER, dirs_exist_ok=True)
         parts = [{k: v for k, v in m.items() if k != "shards"} for m in manifests]
         whole = {**_common(manifests), "joined": parts, "shards": shards}
         write_json(out / MANIFEST, whole)
@@ -59,6 +63,27 @@ def _check_fit(folders: Sequence[Path], manifests: Sequence[dict[str, Any]]) -> 
                 raise ConfigError(
                     f"{folder} was made with {name}={this!r}, and {folders[0]} with {name}={first!r}; "
                     "only corpora of one tokenizer can be joined"
+                )
+
+
+def _check_apart(folders: Sequence[Path], manifests: Sequence[dict[str, Any]]) -> None:
+    """Refuse what would stand in the whole twice: samples that are held out would be trained on."""
+    shards: dict[str, Path] = {}
+    seeds: dict[tuple[str, int], Path] = {}
+    for folder, manifest in zip(folders, manifests, strict=True):
+        for entry in manifest["shards"]:
+            digest = hashlib.sha256((folder / entry["name"]).read_bytes()).hexdigest()
+            if digest in shards:
+                raise ConfigError(f"{folder} and {shards[digest]} hold the same conversations")
+            shards[digest] = folder
+        for part in manifest.get("joined", [manifest]):
+            if "prompts" in part or "seed" not in part:
+                continue
+            key = (part.get("weights", ""), part["seed"])
+            if seeds.setdefault(key, folder) != folder:
+                raise ConfigError(
+                    f"{seeds[key]} and {folder} were both made with seed {part['seed']}, so they hold the "
+                    "same questions; make one of them with another --seed"
                 )
 
 

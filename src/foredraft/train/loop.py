@@ -15,7 +15,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object, set_seed
 from torch import nn
 
-from foredraft.errors import NumericsError
+from foredraft.errors import ConfigError, NumericsError
 from foredraft.train.batches import DIGITS, Batches, SampleCounts, Samples
 from foredraft.train.checkpoints import random_states, restore_random_states
 from foredraft.train.clock import Clock
@@ -28,7 +28,8 @@ from foredraft.train.plots import plot
 from foredraft.train.schedule import SECONDS, Position, learning_rate, progress
 from foredraft.train.stepping import Stepper, make_accelerator
 
-FORMAT = 1
+FORMAT = 2
+"""Of a checkpoint."""
 HELD_OUT_SEED = 1
 BEFORE_ALL = -1
 """A step of which there is no line of metrics, nor of any before it."""
@@ -131,7 +132,6 @@ class _Run:
         self._stepper = Stepper(objective, options, accelerator)
         self._at = Position()
         self._best: Measure | None = None
-        self._held_out_batches: int | None = None
         self._measured_step = -1
         self._skipped = 0
         self._meter = Meter(accelerator)
@@ -184,7 +184,7 @@ class _Run:
         return by_steps or (minutes is not None and waited >= SECONDS * minutes)
 
     def _log(self) -> None:
-        """A line on the steps since the last one. The only place where training waits for the device."""
+        """A line on the steps since the last one. With AdamW, training waits for the device here alone."""
         if not len(self._meter):
             return
         totals, skipped = self._meter.read()
@@ -204,13 +204,8 @@ class _Run:
         if not self._batches.counts.held_out:
             return
         with self._meter.paused():
-            sums, count = self._stepper.measure(
-                self._batches.held_out(),
-                self._options.eval_seconds,
-                self._held_out_batches,
-                HELD_OUT_SEED,
-            )
-            self._held_out_batches = count  # the same ones each time
+            share = self._options.eval_tokens / self._accelerator.num_processes
+            sums = self._stepper.measure(self._batches.held_out(), share, HELD_OUT_SEED)
             parts = [part for part in gather_object([sums.tolist()]) if part]
             totals = Totals([sum(column) for column in zip(*parts, strict=True)])
             measure = self._measure(HELD_OUT, totals)
@@ -256,7 +251,6 @@ class _Run:
                     "position": self._at.as_dict(),
                     "random": states,
                     "skipped": self._skipped,
-                    "held_out_batches": self._held_out_batches,
                     "measured_step": self._measured_step,
                     **self._stepper.state(),
                 }
@@ -271,10 +265,14 @@ class _Run:
             if self._accelerator.is_main_process:
                 self._folder.metrics.keep_until(BEFORE_ALL)  # an earlier process was killed
             return False
+        if state["format"] != FORMAT:
+            raise ConfigError(
+                f"the checkpoint in {self._folder.path} was written by another version of Foredraft; go on "
+                "with that version, or begin anew in another --out with --start-from"
+            )
         self._stepper.load(state)
         self._at = Position(**state["position"])
         self._skipped = state["skipped"]
-        self._held_out_batches = state["held_out_batches"]
         self._measured_step = state["measured_step"]
         restore_random_states(state["random"][self._accelerator.process_index])
         best = self._folder.checkpoints.best()

@@ -14,7 +14,7 @@ from foredraft.errors import DataError
 
 BUILTIN, NONE = "builtin", "none"
 LEFT_ALONE = 0.4
-"""Share of conversations that begin with nothing but the model's own words."""
+"""Share of conversations, and of later questions, that begin with nothing but the model's own words."""
 
 OPENINGS = (
     "Write a Python function",

@@ -18,7 +18,6 @@ MAY_CHANGE = (
     "checkpoint_minutes",
     "log_steps",
     "eval_steps",
-    "eval_seconds",
 )
 """What a resumed run may be given anew: how long it goes on, how often it saves and tells."""
 
@@ -73,8 +72,8 @@ class TrainOptions:
     """Steps between lines of `metrics.jsonl`."""
     eval_steps: int = 250
     """Steps between measurements on the held-out samples."""
-    eval_seconds: float = 10.0
-    """Seconds after which such a measurement ends, whatever of the held-out samples it has read."""
+    eval_tokens: int = 65_536
+    """Tokens of the held-out samples that such a measurement reads, about, always the same ones."""
 
     def __post_init__(self) -> None:
         for name, allowed, holds in _RULES:
@@ -132,5 +131,5 @@ _RULES: tuple[tuple[str, str, Any], ...] = (
     ("checkpoint_minutes", "a number above 0, or None", _optional(_above(0))),
     ("log_steps", "a whole number of 1 or more", _whole(1)),
     ("eval_steps", "a whole number of 1 or more", _whole(1)),
-    ("eval_seconds", "a number above 0", _above(0)),
+    ("eval_tokens", "a whole number of 1 or more", _whole(1)),
 )

@@ -87,7 +87,9 @@ class _Writing:
             self.token_ids.append(token)
 
     def sample(self) -> Sample:
-        return Sample(np.array(self.token_ids, np.int64), tuple(self.spans))
+        """All that leads to a reply, and the replies: an unfinished question at the end teaches nothing."""
+        stop = self.spans[-1][1]
+        return Sample(np.array(self.token_ids[:stop], np.int64), tuple(self.spans))
 
 
 def conversation(frame: ChatFrame, mixture: Mixture, seed: int, number: int) -> Script:

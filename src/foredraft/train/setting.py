@@ -83,11 +83,7 @@ class Setting:
 
     @cached_property
     def cache(self) -> StateCache | None:
-        """Where the target's states are kept, if they are.
-
-        Raises:
-            ConfigError: the disk has no room for them.
-        """
+        """Where the target's states are kept, if they are."""
         if not self.keep_states:
             return None
         return StateCache(
@@ -128,21 +124,24 @@ class Setting:
         """A size of a draft vocabulary as users ask for it, with 0 for all tokens however it is said."""
         return 0 if size is not None and size >= self.vocab_size else size
 
-    def start_from(self, folder: Path | None, module: nn.Module) -> None:
+    def start_from(self, folder: Path, module: nn.Module) -> str:
         """Take the float32 weights of the run in a folder, where it has them: what is saved is rounded.
+
+        Returns:
+            "given" and a digest of the weights: a run is gone on with from the same ones alone.
 
         Raises:
             ConfigError: they are of another shape than the drafter beside them.
         """
-        best = None if folder is None else Checkpoints(folder / CHECKPOINTS).best()
-        if best is None:
-            return
+        best = Checkpoints(folder / CHECKPOINTS).best()
         try:
-            module.load_state_dict(best["module"])
+            if best is not None:
+                module.load_state_dict(best["module"])
         except RuntimeError as error:
             raise ConfigError(
                 f"the checkpoint in {folder} is of another drafter than the one beside it; remove one of them"
             ) from error
+        return f"given {weights_digest(module)[:DIGITS]}"
 
     def identity(self) -> dict[str, Any]:
         """What tells this target from others, as JSON."""

@@ -54,8 +54,10 @@ def soft_cross_entropy(
     row_weights: Tensor,
     finish: Finish = PLAIN,
     teacher_rows: Tensor | None = None,
+    sharpen: float = 1.0,
 ) -> SoftLoss:
-    """-sum_n row_weights[n] sum_v softmax(teacher[n])[v] log softmax(finish(hidden[n] @ weight.T))[v].
+    """-sum_n row_weights[n] sum_v p_n[v] log softmax(finish(hidden[n] @ weight.T))[v], where
+    p_n = softmax(sharpen * teacher[n]).
 
     Args:
         hidden: [N, h] what the language-model head reads; gets a gradient.
@@ -64,10 +66,12 @@ def soft_cross_entropy(
         row_weights: float [N].
         finish: what is done to the products; without a gradient of its own.
         teacher_rows: int64 [N], the teacher's row of each; None where they stand in the same order.
+        sharpen: exponent of the teacher's law.
 
     Products are taken in the dtype of autocast, where it is on; sums and exponentials in float32.
     """
-    loss, hits = _SoftCrossEntropy.apply(hidden, weight, teacher, row_weights, finish, teacher_rows)  # type: ignore[no-untyped-call]
+    labels = _Labels(teacher, row_weights, teacher_rows, sharpen)
+    loss, hits = _SoftCrossEntropy.apply(hidden, weight, labels, finish)  # type: ignore[no-untyped-call]
     return SoftLoss(loss, hits)
 
 
@@ -79,23 +83,31 @@ def teacher_logits(states: Tensor, weight: Tensor, finish: Finish = PLAIN) -> Te
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
 
+@dataclass(frozen=True, slots=True)
+class _Labels:
+    """What each row is taught, and how much it counts; see `soft_cross_entropy`."""
+
+    teacher: Tensor
+    weights: Tensor
+    rows: Tensor | None
+    sharpen: float
+
+
 class _SoftCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
         hidden: Tensor,
         weight: Tensor,
-        teacher: Tensor,
-        row_weights: Tensor,
+        labels: _Labels,
         finish: Finish,
-        teacher_rows: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         kind = hidden.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
         rows, columns = hidden.detach().to(dtype), weight.detach().to(dtype)
         bias = None if finish.bias is None else finish.bias.to(dtype)
         logits = F.linear(rows, columns, bias)
-        loss, hits = _to_gradient(logits, teacher, row_weights, finish, teacher_rows)
+        loss, hits = _to_gradient(logits, labels, finish)
         ctx.dtypes = hidden.dtype, weight.dtype
         ctx.hidden_gradient = logits @ columns if ctx.needs_input_grad[0] else None
         ctx.weight_gradient = logits.T @ rows if ctx.needs_input_grad[1] else None
@@ -110,34 +122,26 @@ class _SoftCrossEntropy(torch.autograd.Function):
             None if weight is None else weight.to(ctx.dtypes[1]) * scale,
             None,
             None,
-            None,
-            None,
         )
 
 
-def _to_gradient(
-    logits: Tensor,
-    teacher: Tensor,
-    row_weights: Tensor,
-    finish: Finish,
-    teacher_rows: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+def _to_gradient(logits: Tensor, labels: _Labels, finish: Finish) -> tuple[Tensor, Tensor]:
     """Overwrite products [N, Vd] with the loss's gradient; returns the loss and the hits [N]."""
     losses, hits = [], []
     for rows in range(0, len(logits), CHUNK_ROWS):
         part = slice(rows, rows + CHUNK_ROWS)
         scores = logits[part].float() * finish.scale
-        taught = teacher[part if teacher_rows is None else teacher_rows[part]].float()
+        taught = labels.teacher[part if labels.rows is None else labels.rows[part]].float()
         slope: Tensor | float = finish.scale
         if finish.softcap is not None:
             scores = (scores / finish.softcap).tanh_()
             slope = (1 - scores.square()) * finish.scale
             scores = scores * finish.softcap
         hits.append(scores.max(-1).indices == taught.max(-1).indices)
-        taught = taught.softmax(-1)
+        taught = (taught if labels.sharpen == 1 else taught * labels.sharpen).softmax(-1)
         log_probs = scores.log_softmax(-1)
-        losses.append(-(taught * log_probs).sum(-1) * row_weights[part])
-        gradient = log_probs.exp_().sub_(taught).mul_(row_weights[part, None])
+        losses.append(-(taught * log_probs).sum(-1) * labels.weights[part])
+        gradient = log_probs.exp_().sub_(taught).mul_(labels.weights[part, None])
         logits[part] = gradient.mul_(slope)
     if not losses:
         nothing = torch.zeros(0, dtype=torch.bool, device=logits.device)

@@ -59,9 +59,6 @@ class StateCache:
         shards: the corpus.
         width: h, numbers of one state.
         dtype: of the states.
-
-    Raises:
-        ConfigError: the disk has no room for a state of every token.
     """
 
     def __init__(
@@ -76,6 +73,16 @@ class StateCache:
         self._shards = [(_folder(folder, target, shard), shard.lengths) for shard in shards]
         self._firsts = np.cumsum([0, *(len(shard.lengths) for shard in shards)])
         self._places: dict[tuple[int, int], _Place] = {}
+
+    def reserve(self, taps: Sequence[int]) -> None:
+        """Take the room that states of these taps will need.
+
+        Raises:
+            ConfigError: the disk does not have it.
+        """
+        for shard in range(len(self._shards)):
+            for tap in taps:
+                self._place(shard, tap)
 
     def has(self, taps: Sequence[int], samples: Tensor, lengths: Tensor) -> bool:
         """Whether the first `lengths[i]` rows of every sample are there for every tap; int64 [B] each."""

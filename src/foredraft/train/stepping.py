@@ -1,12 +1,10 @@
-"""One optimizer step, on one process or many, without waiting for the device."""
+"""One optimizer step, on one process or many. Nothing here waits for the device, but Muon does."""
 
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from itertools import islice
 from typing import Any
 
 import torch
@@ -94,28 +92,25 @@ class Stepper:
         return total
 
     @torch.no_grad()
-    def measure(
-        self, batches: Iterator[Batch], seconds: float, limit: int | None, seed: int
-    ) -> tuple[Tensor, int]:
-        """Sums over batches that are not trained on, and how many were read.
+    def measure(self, batches: Iterator[Batch], tokens: float, seed: int) -> Tensor:
+        """Sums over batches that are not trained on; nothing if there are none.
 
         Args:
             batches: what to read, until there is no more, or
-            seconds: that many have passed (unless there is a limit), or
-            limit: that many are read.
+            tokens: so many are read.
             seed: of what the objective draws; the random state afterwards is what it was.
         """
-        total, count, begun = torch.zeros(0), 0, time.monotonic()
+        total, seen = torch.zeros(0), 0
         self._loss.eval()
         with _drawing_from(seed, self._accelerator.device):
-            for batch in islice(batches, limit):
+            for batch in batches:
                 sums = _sums(*self._loss(*_tensors(batch, self._accelerator.device))).cpu()
-                total = sums if not count else total + sums
-                count += 1
-                if limit is None and time.monotonic() - begun > seconds:
+                total = total + sums if seen else sums
+                seen += int(batch.lengths.sum())
+                if seen >= tokens:
                     break
         self._loss.train()
-        return total, count
+        return total
 
     def state(self) -> dict[str, Any]:
         """Weights and optimizer, for a checkpoint."""
