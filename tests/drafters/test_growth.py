@@ -239,7 +239,9 @@ def test_the_frontier_names_parents_and_ranks() -> None:
     assert seen == [((-1,), (0,)), ((0, 0, 0), (0, 1, 2)), ((2, 2, 3), (0, 1, 0))]
 
 
-@pytest.mark.parametrize("kind", list(Proposal), ids=lambda kind: kind.value)
+@pytest.mark.parametrize(
+    "kind", [kind for kind in Proposal if kind is not Proposal.COUPLED], ids=lambda kind: kind.value
+)
 def test_scores_are_sums_of_log_q_along_the_path(kind: Proposal) -> None:
     """Raw laws of the drafter: neither temperature, nor filters, nor bans change them."""
     model = TableModel.random(6, 2, seed=1)
@@ -257,6 +259,53 @@ def test_scores_are_sums_of_log_q_along_the_path(kind: Proposal) -> None:
     for frontier, scores in asked:
         expected = [log_q(model, [1, 2], tree.path_tokens(node)) for node in frontier.nodes]
         assert scores == pytest.approx(expected, abs=1e-5)
+
+
+def test_coupled_scores_know_the_noise() -> None:
+    """The softmax of the logits and T times the noise of each position; banned tokens have no part in it."""
+    model, temperature = TableModel.random(6, 2, seed=1), 0.5
+    asked: list[tuple[Frontier, list[float] | None]] = []
+
+    def look(frontier: Frontier) -> Sequence[int]:
+        asked.append((frontier, frontier.scores()))
+        return [2] * len(frontier.nodes)
+
+    seen = context(
+        [1, 2], vocab_size=6, limits=DraftLimits(4), temperature=temperature, suppress_tokens=[3]
+    )
+    tree = DraftModelDrafter(model, Proposal.COUPLED).start(100).draft(seen, Rule(look))
+
+    def believed(path: Sequence[int]) -> float:
+        total, so_far = 0.0, [1, 2]
+        for token in path:
+            noise = seen.random.gumbel(len(so_far), 6)
+            ranking = model.logits_after(so_far).double() + temperature * noise
+            ranking[3] = -torch.inf
+            total += float(ranking.log_softmax(-1)[token])
+            so_far.append(token)
+        return total
+
+    assert len(asked) == 4
+    for frontier, scores in asked:
+        expected = [believed(tree.path_tokens(node)) for node in frontier.nodes]
+        assert scores == pytest.approx(expected, abs=1e-5)
+
+
+def test_coupled_scores_become_greedy_ones_as_the_temperature_falls() -> None:
+    model = TableModel.random(6, 2, seed=1)
+
+    def scores_at(temperature: float) -> list[float]:
+        found: list[list[float] | None] = []
+
+        def look(frontier: Frontier) -> Sequence[int]:
+            found.append(frontier.scores())
+            return [3] * len(frontier.nodes)
+
+        seen = context([1, 2], vocab_size=6, limits=DraftLimits(3), temperature=temperature)
+        DraftModelDrafter(model, Proposal.COUPLED).start(100).draft(seen, Rule(look))
+        return [score for scores in found for score in scores or ()]
+
+    assert scores_at(1e-5) == pytest.approx(scores_at(0.0), abs=1e-4)
 
 
 def log_q(model: TableModel, text: Sequence[int], path: Sequence[int]) -> float:

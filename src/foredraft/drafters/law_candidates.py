@@ -57,21 +57,24 @@ class LawCandidates:
         return self._logits_after(nodes).float().log_softmax(-1)
 
     def scores(self, nodes: Sequence[int]) -> list[float]:
-        """log q of the path to each node, by the same laws."""
+        """The log-probability of the path to each node, see `Frontier.scores`."""
         return self._paths.of(nodes)
 
     def extend(self, nodes: Sequence[int], counts: Sequence[int]) -> list[int]:
         """Choose and add children. A node whose law is not finite (NaN) gets none."""
         raw = self._logits_after(nodes)
         logits = raw if self.column_ids is not None else self._context.law.align(raw)
-        drawn = self._choose(nodes, self._allowed(logits, nodes), counts)
+        allowed = self._allowed(logits, nodes)
+        ranking = self._ranking(allowed, nodes[0])
+        drawn = self._draw(nodes, allowed, counts) if ranking is None else _top(ranking, counts)
         tokens = self._tokens(drawn)
         new = [
             self._builder.add(node, token, self._proposal)
             for node, children in zip(nodes, tokens, strict=True)
             for token in children
         ]
-        self._paths.add(raw, drawn, first=len(self._builder) - len(new))
+        believed = raw if ranking is None or ranking is allowed else ranking
+        self._paths.add(believed, drawn, first=len(self._builder) - len(new))
         return new
 
     def _logits_after(self, nodes: Sequence[int]) -> Tensor:
@@ -101,17 +104,18 @@ class LawCandidates:
                 row[torch.isin(self.column_ids, named)] = -math.inf
         return logits
 
-    def _choose(
-        self, nodes: Sequence[int], logits: Tensor, counts: Sequence[int]
-    ) -> list[list[int]]:
-        """Columns of each node's children, in draw order."""
+    def _ranking(self, logits: Tensor, node: int) -> Tensor | None:
+        """What the best children are the best of, [F, C]; None where children are drawn at random."""
         law = self._context.law
-        if self._proposal is Proposal.DETERMINISTIC or (
-            self._proposal is Proposal.COUPLED and law.greedy
-        ):
-            return _top(logits, counts)
-        if self._proposal is Proposal.COUPLED:
-            return _top(law.coupled_scores(logits, self._noise_after(nodes[0], logits)), counts)
+        if self._proposal in (Proposal.SAMPLED, Proposal.RESAMPLED):
+            return None
+        if self._proposal is Proposal.DETERMINISTIC or law.greedy:
+            return logits
+        return law.coupled_scores(logits, self._noise_after(node, logits))
+
+    def _draw(self, nodes: Sequence[int], logits: Tensor, counts: Sequence[int]) -> list[list[int]]:
+        """Columns of each node's children at random, in draw order."""
+        law = self._context.law
         finite = [abs(largest) < math.inf for largest in logits.max(-1).values.tolist()]
         return [
             self._sample(node, q, count if usable else 0)

@@ -1,4 +1,4 @@
-"""How likely a drafter thinks each path of its own tree: sums of log q, worked out when they are read."""
+"""How likely a drafter thinks each path of its own tree: sums of logs, worked out when they are read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Level:
 
 
 class PathScores:
-    """log q of the path from the root to each node of a tree that is being grown."""
+    """The log-probability of the path from the root to each node of a tree that is being grown."""
 
     def __init__(self, builder: TreeBuilder) -> None:
         self._builder = builder
@@ -35,7 +35,7 @@ class PathScores:
         """Note a level.
 
         Args:
-            logits: [F, C] after the nodes that were drawn from, as the drafter gave them.
+            logits: [F, C] after the nodes that were drawn from; their softmax is what is believed there.
             drawn: the columns of each node's children, in the order in which they became nodes.
             first: node of the first of these children.
         """

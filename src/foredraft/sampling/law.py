@@ -295,5 +295,9 @@ class DraftLaw:
         return scores.double().softmax(-1)
 
     def coupled_scores(self, logits: Tensor, noise: Tensor) -> Tensor:
-        """log q + G up to a constant a row, [F, V]: what coupled proposals are ranked by."""
-        return logits.double() / self._temperature + noise
+        """T (log q + G) up to a constant a row, [F, V]: what coupled proposals are ranked by.
+
+        q has temperature T. The softmax of these is how likely the drafter thinks each token is to be the
+        target's choice, the noise being known; as T goes to 0 it becomes the law of the logits themselves.
+        """
+        return logits.double() + self._temperature * noise
