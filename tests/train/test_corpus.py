@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -89,3 +90,33 @@ def test_a_shard_that_is_damaged_is_an_error_that_names_it(tmp_path: Path) -> No
         Corpus(tmp_path)[0]
     with pytest.raises(IndexError):
         Corpus(tmp_path)[1]
+
+
+def test_a_manifest_without_what_readers_ask_for_is_an_error(tmp_path: Path) -> None:
+    CorpusWriter(tmp_path, FACTS).add_shard([Sample(np.array([1]), ())])
+    whole = json.loads((tmp_path / MANIFEST).read_text())
+    entry = whole["shards"][0]
+    for part in (
+        {k: v for k, v in whole.items() if k != "shards"},
+        {**whole, "vocab_size": "x"},
+        {**whole, "shards": [{k: v for k, v in entry.items() if k != "name"}]},
+        {**whole, "shards": [{**entry, "samples": None}]},
+    ):
+        (tmp_path / MANIFEST).write_text(json.dumps(part))
+        with pytest.raises(DataError, match="parts of it are missing"):
+            Corpus(tmp_path)
+
+
+@pytest.mark.parametrize("span", [(-1, 1), (0, 4), (2, 1)])
+def test_spans_outside_their_sample_are_an_error(tmp_path: Path, span: tuple[int, int]) -> None:
+    CorpusWriter(tmp_path, FACTS).add_shard([Sample(np.array([1, 2, 3]), (span,))])
+    with pytest.raises(DataError, match="does not hold 1 samples"):
+        Corpus(tmp_path)[0]
+
+
+def test_a_shard_of_other_samples_than_the_manifest_says_is_an_error(tmp_path: Path) -> None:
+    CorpusWriter(tmp_path, FACTS).add_shard([Sample(np.array([1]), ())])
+    text = (tmp_path / MANIFEST).read_text()
+    (tmp_path / MANIFEST).write_text(text.replace('"samples": 1', '"samples": 2'))
+    with pytest.raises(DataError, match="does not hold 2 samples"):
+        len(Corpus(tmp_path).lengths)

@@ -125,3 +125,13 @@ def test_command(tmp_path: Path) -> None:
     assert len(json.loads((whole / MANIFEST).read_text())["shards"]) == 2
     again = CliRunner().invoke(app, ["data", "join", str(a), str(b), "--out", str(whole)])
     assert again.exit_code != 0
+
+
+def test_shards_without_a_sample_repeat_nothing(tmp_path: Path) -> None:
+    """A shard of which every conversation was dropped is like any other such shard."""
+    a, b = _corpus(tmp_path / "a", [1]), _corpus(tmp_path / "b", [2])
+    for folder in (a, b):
+        facts = {"vocab_size": 300, "model": "toy", "answers": "keep"}
+        CorpusWriter(folder, facts).add_shard([], dropped=8)
+    join_corpora([a, b], tmp_path / "whole")
+    assert len(Corpus(tmp_path / "whole")) == 4

@@ -57,7 +57,7 @@ class Checkpoints:
     def best(self) -> dict[str, Any] | None:
         """What `save_best` was given last. Errors as in `latest`."""
         file = self._folder / BEST
-        return _read(file) if file.exists() else None
+        return _read(file, "module", "measure") if file.exists() else None
 
     def _files(self) -> list[Path]:
         return sorted(self._folder.glob("step-*.pt"))
@@ -72,13 +72,16 @@ class Checkpoints:
             os.fsync(file.fileno())
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _read(file: Path, *parts: str) -> dict[str, Any]:
+    """A file with these parts at least."""
     try:
         state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:
+        if not isinstance(state, dict) or not all(part in state for part in parts):
+            raise ValueError("parts of it are missing")
+    except Exception as error:  # a damaged file raises what it likes, also without a word
+        reason = str(error).strip().splitlines() or [type(error).__name__]
         raise ConfigError(
-            f"{file} cannot be read ({str(error).splitlines()[0]}); remove it to go on from the one "
-            "before, or give another --out"
+            f"{file} cannot be read ({reason[0]}); remove it to go on without it, or give another --out"
         ) from error
     return state
 

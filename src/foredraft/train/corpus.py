@@ -31,6 +31,8 @@ from foredraft.files import replace_with, write_json
 
 MANIFEST = "corpus.json"
 FORMAT = 1
+ENTRY = {"name": str, "samples": int, "tokens": int, "labelled": int}
+"""What the manifest says of each shard at least."""
 OPEN_SHARDS = 4
 """Shards kept in memory by a reader."""
 
@@ -60,14 +62,29 @@ class _Shard:
     spans: NDArray[np.int32]
 
     @classmethod
-    def read(cls, file: Path) -> _Shard:
+    def read(cls, file: Path, samples: int) -> _Shard:
         try:
             tensors = load_file(file)
-            return cls(tensors["tokens"], tensors["starts"], tensors["spans"])
-        except (OSError, SafetensorError, KeyError) as error:
+            shard = cls(tensors["tokens"], tensors["starts"], tensors["spans"])
+            if not shard._fits(samples):
+                raise ValueError(f"it does not hold {samples} samples with spans inside")
+        except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise DataError(
                 f"{file} is no shard of a corpus ({error}); make the corpus again"
             ) from error
+        return shard
+
+    def _fits(self, samples: int) -> bool:
+        """Whether there are so many samples, and every span lies within its own."""
+        starts, spans = self.starts, self.spans
+        if self.token_ids.ndim != 1 or starts.shape != (samples + 1,) or spans.shape[1:] != (3,):
+            return False
+        lengths, (owner, first, stop) = np.diff(starts), spans.T
+        apart = starts[0] == 0 and starts[-1] == len(self.token_ids) and (lengths >= 0).all()
+        owned = (np.diff(owner) >= 0).all() and ((owner >= 0) & (owner < samples)).all()
+        if not (apart and owned):
+            return False
+        return bool(((first >= 0) & (first <= stop) & (stop <= lengths[owner])).all())
 
     def __getitem__(self, index: int) -> Sample:
         first, stop = np.searchsorted(self.spans[:, 0], [index, index + 1])
@@ -86,9 +103,11 @@ class Corpus:
         self.folder = Path(folder)
         self.manifest = read_manifest(self.folder)
         self._shards: list[Mapping[str, Any]] = self.manifest["shards"]
-        counts = [shard["samples"] for shard in self._shards]
-        self._firsts = np.cumsum([0, *counts]).tolist()
-        self._read = lru_cache(OPEN_SHARDS)(lambda name: _Shard.read(self.folder / name))
+        counts = {shard["name"]: shard["samples"] for shard in self._shards}
+        self._firsts = np.cumsum([0, *(shard["samples"] for shard in self._shards)]).tolist()
+        self._read = lru_cache(OPEN_SHARDS)(
+            lambda name: _Shard.read(self.folder / name, counts[name])
+        )
 
     def __len__(self) -> int:
         return int(self._firsts[-1])
@@ -191,9 +210,12 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """
     try:
         manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        if manifest["format"] == FORMAT:
+        if manifest["format"] != FORMAT:
+            reason = f"format {manifest['format']}, and this version reads {FORMAT}"
+        elif _is_whole(manifest):
             return manifest
-        reason = f"format {manifest['format']}, and this version reads {FORMAT}"
+        else:
+            reason = "parts of it are missing"
     except OSError as error:
         reason = str(error.strerror)
     except (ValueError, KeyError, TypeError):
@@ -201,6 +223,17 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     raise DataError(
         f"{folder} holds no corpus that can be read ({MANIFEST}: {reason}); make one with "
         "`foredraft data generate`"
+    )
+
+
+def _is_whole(manifest: Mapping[str, Any]) -> bool:
+    """Whether it says what every reader asks for."""
+    shards = manifest.get("shards")
+    return (
+        isinstance(manifest.get("vocab_size"), int)
+        and isinstance(shards, list)
+        and all(isinstance(shard, dict) for shard in shards)
+        and all(isinstance(shard.get(n), t) for shard in shards for n, t in ENTRY.items())
     )
 
 

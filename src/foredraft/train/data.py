@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from foredraft.train.answering import Keeper, Prompter
 from foredraft.train.corpus import CorpusWriter
 from foredraft.train.generation import ScriptsOf, generate_corpus
 from foredraft.train.openings import BUILTIN, read_follow_ups, read_openings
-from foredraft.train.scripts import Mixture, conversation
+from foredraft.train.scripts import Mixture, Script, conversation
 from foredraft.train.sources import Source, open_source
 from foredraft.train.templates import ChatFrame, chat_frame, reply_frame
 
@@ -30,6 +31,8 @@ ANSWERS = ("generate", "keep")
 TOKENIZER = "tokenizer"
 """Folder beside the shards: the tokenizer, so that a corpus can be read without its model."""
 BATCHES_A_SHARD = 8
+MOST_FRUITLESS = 2048
+"""Conversations in a row that the model may write without a reply; with more it would never end."""
 _SAMPLED_VALUES = 64
 """Values of each weight that go into a model's digest."""
 Report = Callable[[int], None]
@@ -141,7 +144,7 @@ def make_corpus(
             keeper = Keeper(tokenizer, source, plan.mixture.max_length)
             keeper.write(writer, plan.num_tokens, report)
         else:
-            scripts = _scripts(plan, tokenizer, frame, source)
+            scripts = _scripts(plan, tokenizer, frame, source, writer)
             generate_corpus(model, scripts, writer, plan.num_tokens, plan.batch, report)
     _check_outcome(writer.manifest, source)
     return writer.manifest
@@ -168,13 +171,30 @@ def _check_context(plan: DataPlan, model: Any) -> None:
         )
 
 
-def _scripts(plan: DataPlan, tokenizer: Any, frame: ChatFrame, source: Source | None) -> ScriptsOf:
+def _scripts(
+    plan: DataPlan, tokenizer: Any, frame: ChatFrame, source: Source | None, writer: CorpusWriter
+) -> ScriptsOf:
     if source is not None:
         return Prompter(tokenizer, source, frame, plan.mixture, plan.seed, plan.shard)
-    return lambda shard: [
-        conversation(frame, plan.mixture, plan.seed, number)
-        for number in range(shard * plan.shard, (shard + 1) * plan.shard)
-    ]
+
+    def written(shard: int) -> list[Script]:
+        _check_fruitful(plan, writer.manifest["shards"])
+        numbers = range(shard * plan.shard, (shard + 1) * plan.shard)
+        return [conversation(frame, plan.mixture, plan.seed, number) for number in numbers]
+
+    return written
+
+
+def _check_fruitful(plan: DataPlan, shards: Sequence[Mapping[str, Any]]) -> None:
+    """Give up on a model that writes no reply: the last shards are empty, and there is no last one."""
+    empty = itertools.takewhile(lambda shard: not shard["samples"], reversed(shards))
+    tried = sum(shard.get("dropped", 0) for shard in empty)
+    if tried >= MOST_FRUITLESS:
+        raise DataError(
+            f"none of the last {tried:,} conversations came to a reply within max_length="
+            f"{plan.mixture.max_length} and max_user_tokens={plan.mixture.max_user_tokens}; begin in another "
+            "folder with more of them, or give prompts of your own"
+        )
 
 
 def _facts(

@@ -13,6 +13,7 @@ from torch import Tensor
 from foredraft.drafters.eagle.checkpoint import load_head
 from foredraft.drafters.eagle.head import EagleHead
 from foredraft.drafters.eagle.initial import INITS
+from foredraft.drafters.student_files import is_student_folder
 from foredraft.errors import ConfigError
 from foredraft.train.eagle import EagleLoss, EagleObjective
 from foredraft.train.setting import Setting, check_kept
@@ -87,6 +88,8 @@ def _given(
     init: str | None,
 ) -> EagleHead:
     """The head to go on from; what is asked for must be what it has."""
+    if is_student_folder(folder):
+        raise ConfigError(f"{folder} holds a draft model and no EAGLE head; give a head's folder")
     head = load_head(folder, setting.model, variant=variant)  # type: ignore[arg-type]
     has = head.config.draft_vocab_size if head.config.is_reduced else 0
     check_kept(

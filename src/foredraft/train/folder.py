@@ -30,6 +30,8 @@ RUN, RECIPE, METRICS, PLOT, CHECKPOINTS = (
     "plot.png",
     "checkpoints",
 )
+DRAFTER = ("config.json", "model.safetensors")
+"""What is written over when a run ends."""
 UNCOMPARED = "notes"
 """What `run.json` says beside what a resumed run must share: dates, versions, the command."""
 
@@ -51,10 +53,11 @@ class TrainFolder:
 
         Raises:
             ConfigError: there is a run and `resume` is not asked for, or it is another one; the message
-                names the first difference.
+                names the first difference. Or a model is there that no run made.
         """
         file = self.path / RUN
         if not file.exists():
+            self._check_free()
             return
         if not resume:
             raise ConfigError(
@@ -66,6 +69,15 @@ class TrainFolder:
                 raise ConfigError(
                     f"{self.path} holds a run with {name}={before.get(name)!r}, and this is "
                     f"{name}={now.get(name)!r}; resume it as it was begun, or give another --out"
+                )
+
+    def _check_free(self) -> None:
+        """Refuse to replace a model: the target's folder, or a drafter that was fetched."""
+        for name in DRAFTER:
+            if (self.path / name).exists():
+                raise ConfigError(
+                    f"{self.path} holds a model or a drafter of no training run, and training would replace "
+                    f"its {name}; give another --out"
                 )
 
     def begin(self, run: Mapping[str, Any]) -> None:
@@ -81,6 +93,8 @@ class TrainFolder:
 def _read(file: Path) -> dict[str, Any]:
     try:
         run: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(run, dict):
+            raise ValueError("it is no JSON object")
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file} cannot be read ({error}); give another --out") from None
     return run

@@ -72,6 +72,8 @@ def _check_apart(folders: Sequence[Path], manifests: Sequence[dict[str, Any]]) -
     seeds: dict[tuple[str, int], Path] = {}
     for folder, manifest in zip(folders, manifests, strict=True):
         for entry in manifest["shards"]:
+            if not entry["samples"]:
+                continue
             digest = hashlib.sha256((folder / entry["name"]).read_bytes()).hexdigest()
             if digest in shards:
                 raise ConfigError(f"{folder} and {shards[digest]} hold the same conversations")

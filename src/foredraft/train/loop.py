@@ -265,7 +265,7 @@ class _Run:
             if self._accelerator.is_main_process:
                 self._folder.metrics.keep_until(BEFORE_ALL)  # an earlier process was killed
             return False
-        if state["format"] != FORMAT:
+        if state.get("format") != FORMAT:
             raise ConfigError(
                 f"the checkpoint in {self._folder.path} was written by another version of Foredraft; go on "
                 "with that version, or begin anew in another --out with --start-from"

@@ -70,14 +70,17 @@ class MetricsFile:
         write_text(self._file, "".join(f"{line}\n" for line in kept))
 
     def read(self) -> Iterator[dict[str, Any]]:
-        """Every whole line. A last one that was cut off in writing is none."""
+        """Every line up to the first that is none: a last one may be cut off in writing."""
         if not self._file.exists():
             return
-        for line in self._file.read_text(encoding="utf-8").splitlines():
+        for line in self._file.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
-                yield json.loads(line)
+                measure = json.loads(line)
             except ValueError:
                 return
+            if not isinstance(measure, dict) or not isinstance(measure.get("step"), int):
+                return
+            yield measure
 
 
 def _rounded(value: Any) -> Any:

@@ -10,6 +10,8 @@ from foredraft.errors import ConfigError
 
 PRECISIONS = ("float32", "bfloat16")
 ADAMW, MUON = OPTIMIZERS = ("adamw", "muon")
+MOST_SEED = 2**31 - 1
+"""NumPy's generators take 32 bits, and each process adds its own number."""
 MAY_CHANGE = (
     "steps",
     "epochs",
@@ -125,7 +127,11 @@ _RULES: tuple[tuple[str, str, Any], ...] = (
     ("accumulate", "a whole number of 1 or more", _whole(1)),
     ("max_length", "a whole number of 2 or more", _whole(2)),
     ("held_out", "a share from 0 to below 1", lambda v: 0 <= v < 1),
-    ("seed", "a whole number of 0 or more", _whole(0)),
+    (
+        "seed",
+        f"a whole number from 0 to {MOST_SEED}",
+        lambda v: _whole(0)(v) and v <= MOST_SEED,
+    ),
     ("precision", f"one of {', '.join(PRECISIONS)}", lambda v: v in PRECISIONS),
     ("checkpoint_steps", "a whole number of 1 or more, or None", _optional(_whole(1))),
     ("checkpoint_minutes", "a number above 0, or None", _optional(_above(0))),

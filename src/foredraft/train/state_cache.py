@@ -78,7 +78,7 @@ class StateCache:
         """Take the room that states of these taps will need.
 
         Raises:
-            ConfigError: the disk does not have it.
+            ConfigError: the disk does not have it, or it cannot be written.
         """
         for shard in range(len(self._shards)):
             for tap in taps:
@@ -117,8 +117,15 @@ class StateCache:
     def _place(self, shard: int, tap: int) -> _Place:
         if (shard, tap) not in self._places:
             folder, lengths = self._shards[shard]
-            folder.mkdir(parents=True, exist_ok=True)
-            place = _Place(folder / f"tap-{tap}", lengths, self._width, self._dtype)
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                place = _Place(folder / f"tap-{tap}", lengths, self._width, self._dtype)
+            except (OSError, RuntimeError) as error:  # torch maps files, and raises the latter
+                raise ConfigError(
+                    f"the target's hidden states cannot be kept in {folder} "
+                    f"({getattr(error, 'strerror', None) or error}); train with --no-keep-states, or put the "
+                    "corpus where it can be written beside"
+                ) from error
             self._places[shard, tap] = place
         return self._places[shard, tap]
 
