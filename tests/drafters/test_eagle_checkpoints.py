@@ -303,3 +303,17 @@ def test_fields_left_out_are_read_off_the_tensors(tmp_path: Path) -> None:
     for name in ("hidden_size", "intermediate_size", "hidden_act", "vocab_size"):
         left = {key: value for key, value in config.items() if key != name}
         assert load(tmp_path, (left, tensors)).config == expected
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_numbers_that_are_not_finite_are_refused(
+    dialect: str, value: float, tmp_path: Path
+) -> None:
+    """Such a head would draft nothing, or nothing that is accepted, without a word."""
+    config, tensors = DIALECTS[dialect]()
+    name = next(name for name, tensor in tensors.items() if tensor.is_floating_point())
+    broken = tensors[name].clone()
+    broken.flatten()[-1] = value
+    message = refusal(tmp_path, (config, tensors | {name: broken}))
+    assert f"numbers in {name} that are not finite" in message

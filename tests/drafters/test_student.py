@@ -168,6 +168,12 @@ def test_every_tensor_is_accounted_for(tmp_path: Path) -> None:
     save_file(whole | {"draft_ids": whole["draft_ids"].flip(0)}, file)
     with pytest.raises(ModelError, match="not increasing token ids"):
         load_student(tmp_path, target)
+    save_file(whole | {"model.norm.weight": whole["model.norm.weight"].long()}, file)
+    with pytest.raises(ModelError, match=r"model\.norm\.weight holds torch.int64"):
+        load_student(tmp_path, target)
+    save_file(whole | {"model.norm.weight": whole["model.norm.weight"] * torch.nan}, file)
+    with pytest.raises(ModelError, match=r"numbers in model\.norm\.weight that are not finite"):
+        load_student(tmp_path, target)
 
 
 def test_head_rows_and_config_must_agree(tmp_path: Path) -> None:

@@ -149,3 +149,5 @@ def _troubles(tensors: Mapping[str, Tensor], owned: Mapping[str, nn.Parameter]) 
         elif tensors[name].shape != owned[name].shape:
             shapes = tuple(tensors[name].shape), tuple(owned[name].shape)
             yield f"the tensor {name} has shape {shapes[0]} instead of {shapes[1]}"
+        elif not tensors[name].is_floating_point():
+            yield f"the tensor {name} holds {tensors[name].dtype} instead of weights"

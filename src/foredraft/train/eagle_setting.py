@@ -76,7 +76,7 @@ def eagle_objective(
         head.config = replace(head.config, max_position_embeddings=longest)
         objective = EagleObjective(head.float().train(), setting.model, loss, ids, setting.cache)
         begun = setting.start_from(start_from, head)
-    return objective, {"init": begun, **_facts(setting, objective, ids)}
+    return objective, {**_facts(setting, objective, ids), "init": begun}
 
 
 def _given(

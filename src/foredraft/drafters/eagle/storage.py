@@ -25,6 +25,9 @@ SAFETENSORS = "model.safetensors"
 WEIGHTS = (SAFETENSORS, "pytorch_model.bin")
 """In order of preference; either may be sharded, with `<name>.index.json` naming the parts."""
 
+WIDE = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+"""Types of numbers that can say that they are not finite."""
+
 
 def read_config(folder: Path) -> dict[str, Any]:
     """The folder's config.json.
@@ -48,14 +51,18 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     """Every tensor of the folder, on the CPU, as stored.
 
     Raises:
-        ModelError: there are no weights, a part is missing or damaged, or a pickle holds more than
-            tensors.
+        ModelError: there are no weights, a part is missing or damaged, a number is not finite, or a
+            pickle holds more than tensors.
     """
     tensors: dict[str, Tensor] = {}
     for file in weight_files(folder):
         for name, tensor in _read(file).items():
             if name in tensors:
                 raise ModelError(f"{file.name} has {name} once more; fetch the folder again")
+            if tensor.dtype in WIDE and not bool(tensor.isfinite().all()):
+                raise ModelError(
+                    f"{file} has numbers in {name} that are not finite; fetch the folder again, or train anew"
+                )
             tensors[name] = tensor
     return tensors
 
