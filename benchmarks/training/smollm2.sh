@@ -20,7 +20,7 @@ common=(--model smollm2 --data "$out/corpus" --max-length 1024 --tokens-per-batc
   --out "$out/eagle3-one-step" --minutes $((minutes * 2 / 5))
 "$foredraft" train eagle --variant 3 "${common[@]}" --steps-ahead 4 --later-share 0.25 --lr 1e-3 \
   --start-from "$out/eagle3-one-step" --out "$out/eagle3" --minutes $((minutes * 3 / 5))
-"$foredraft" train eagle --variant 1 "${common[@]}" --soft-label 0.3 --lr 2e-3 \
+"$foredraft" train eagle --variant 1 "${common[@]}" --feature 0.1 --soft-label 1 --lr 2e-3 \
   --out "$out/eagle1" --minutes $((minutes / 3))
 "$foredraft" train draft-model --layers 2 --target-head "${common[@]}" --lr 2e-3 \
   --out "$out/draft-model" --minutes $((minutes / 3))

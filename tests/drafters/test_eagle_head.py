@@ -206,6 +206,23 @@ def test_a_new_head_starts_from_the_last_layer() -> None:
     assert not torch.equal(random.mlp.gate_proj.weight, last.mlp.gate_proj.weight)
 
 
+def test_features_do_not_start_at_the_size_of_a_layer() -> None:
+    """EAGLE-1 gives what comes after the final norm; a layer of the target may be a hundred times larger."""
+    model = tiny_llama()
+    last = model.model.layers[-1]
+    with torch.no_grad():
+        last.mlp.down_proj.weight.mul_(1000)
+    embeds, features = torch.randn(2, 1, 4, 32)
+
+    def output(**choices: Any) -> torch.Tensor:
+        head = EagleHead.for_target(model, 1, **choices)
+        rotary = head.rotary(torch.arange(4))
+        return head.step(embeds, features, rotary, lambda q, k, v: torch.zeros_like(q))
+
+    assert output().norm() < features.norm() * 4
+    assert output(init="last-layer").norm() > features.norm() * 4
+
+
 def test_norms_are_copied_by_what_they_do() -> None:
     model = tiny_gemma3()  # stores its norms less one
     with torch.no_grad():

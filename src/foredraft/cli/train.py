@@ -134,7 +134,7 @@ def eagle(
     init: Annotated[
         str | None,
         typer.Option(
-            show_default="last-layer",
+            show_default="EAGLE-3 last-layer, EAGLE-1 random",
             help="Weights to begin with: last-layer (the model's) or random.",
         ),
     ] = None,

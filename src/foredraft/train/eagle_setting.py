@@ -12,7 +12,7 @@ from torch import Tensor
 
 from foredraft.drafters.eagle.checkpoint import load_head
 from foredraft.drafters.eagle.head import EagleHead
-from foredraft.drafters.eagle.initial import INITS
+from foredraft.drafters.eagle.initial import DEFAULT_INIT
 from foredraft.drafters.student_files import is_student_folder
 from foredraft.errors import ConfigError
 from foredraft.train.eagle import EagleLoss, EagleObjective
@@ -50,7 +50,7 @@ def eagle_objective(
         draft_vocab: tokens of the head (EAGLE-3), or of the soft-label loss (EAGLE-1); 0 for all, None for
             `DRAFT_VOCAB`.
         taps: hidden states that are fused (EAGLE-3); None takes the usual ones.
-        init: `last-layer` (None) or `random`.
+        init: `last-layer` or `random`; None takes `DEFAULT_INIT`.
         start_from: folder of a head to go on from; it keeps its vocabulary and taps.
         max_length: tokens at which samples are cut.
 
@@ -62,7 +62,7 @@ def eagle_objective(
     size = DRAFT_VOCAB if draft_vocab is None else draft_vocab
     ids = setting.draft_ids(size) if variant == 1 or start_from is None else None
     if start_from is None:
-        begun = init or INITS[0]
+        begun = init or DEFAULT_INIT[variant]  # type: ignore[index]
         fresh: dict[str, Any] = {"init": begun, "max_positions": _longest(setting, max_length)}
         if variant == 3:
             fresh["taps"] = taps
