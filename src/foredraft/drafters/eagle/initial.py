@@ -55,8 +55,7 @@ def head_for_target(
     Raises:
         ConfigError: a choice that belongs to the other variant, or is not possible for this target.
     """
-    init = DEFAULT_INIT[variant] if init is None else init
-    if init not in INITS:
+    if init is not None and init not in INITS:
         raise ConfigError(f"init={init!r} of a head is not known; give one of {', '.join(INITS)}")
     if variant == 1 and draft_ids is not None:
         raise ConfigError("draft_ids belong to EAGLE-3 heads; EAGLE-1 has the target's vocabulary")
@@ -77,7 +76,7 @@ def head_for_target(
         if own:
             rows = ends.lm_rows if ids is None else ends.lm_rows[ids.to(ends.lm_rows.device)]
             head.lm_head.weight.copy_(rows * ends.logit_scale)
-        if init == "last-layer":
+        if (init or DEFAULT_INIT[variant]) == "last-layer":
             _copy_last_layer(head, target_model)
             _pass_last_tap(head.fc, config.hidden_size)
     return head.to(device=ends.device, dtype=ends.dtype)
