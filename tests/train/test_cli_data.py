@@ -18,7 +18,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from foredraft.cli.main import app
-from foredraft.train import answering
+from foredraft.train import answering, openings
 from foredraft.train.corpus import Corpus
 from tests.tiny_folders import save_folder
 from tests.train.stock_templates import CHATML, ZEPHYR, Stock
@@ -137,6 +137,37 @@ def test_other_options_on_the_same_folder_are_refused(
     generate(folder, tmp_path, *WRITE, "--tokens", "100")
     command = ("generate", "--model", folder, "--out", tmp_path, *WRITE, "--tokens", "100")
     assert name in complaint(USAGE, *command, *changed)
+
+
+def test_other_words_to_go_on_with_are_noticed(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ("generate", "--model", folder, "--out", tmp_path, *WRITE, "--tokens", "100")
+    assert run(*command).exit_code == 0
+    told = "holds a corpus made with (openings|follow_ups)="
+    assert re.search(told, complaint(USAGE, *command, "--openings", "none"))
+    monkeypatch.setattr(openings, "FOLLOW_UPS", ("and the mat",))
+    assert re.search(told, complaint(USAGE, *command))
+
+
+def test_a_user_is_led_by_words_or_left_alone() -> None:
+    tokenizer = CHATML.tokenizer()
+    for texts, read in (
+        (openings.OPENINGS, openings.read_openings("builtin", tokenizer)),
+        (openings.FOLLOW_UPS, openings.read_follow_ups("builtin", tokenizer)),
+    ):
+        assert [tokenizer.decode(ids) for ids in read if ids] == list(texts)
+        assert read.count(()) / len(read) == pytest.approx(openings.LEFT_ALONE, abs=0.01)
+    assert openings.read_openings("none", tokenizer) == ((),)
+    assert openings.read_follow_ups("none", tokenizer) == ((),)
+
+
+def test_openings_of_a_users_own_lead_first_turns_alone(tmp_path: Path) -> None:
+    tokenizer, file = CHATML.tokenizer(), tmp_path / "openings.txt"
+    file.write_text("the cat\n\nsat on\n", encoding="utf-8")
+    read = openings.read_openings(str(file), tokenizer)
+    assert [tokenizer.decode(ids) for ids in read if ids] == ["the cat", "sat on"]
+    assert openings.read_follow_ups(str(file), tokenizer) == ((),)
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from foredraft import GenerationOptions
 from foredraft.cli.main import app
 from foredraft.cli.train_options import FLAGS, PAIRS
 from foredraft.config import default_of
+from foredraft.train.checkpoints import Checkpoints
 from foredraft.train.corpus import Corpus, CorpusWriter
 from foredraft.train.eagle import EagleLoss
 from foredraft.train.options import TrainOptions
@@ -136,6 +137,19 @@ def test_what_a_run_leaves(kind: str, data: Path, tmp_path: Path) -> None:
     assert re.search(r"\d+ samples of \d[\d,]* tokens, \d+% of them", done.stderr)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_can_be_trained_by_muon(kind: str, data: Path, tmp_path: Path) -> None:
+    done = train(kind, data, tmp_path / "out", "--optimizer", "muon")
+    assert done.exit_code == 0, done.output
+    recipe = json.loads((tmp_path / "out" / "recipe.json").read_text())
+    assert recipe["options"]["optimizer"] == "muon"
+    kept = Checkpoints(tmp_path / "out" / "checkpoints").latest()
+    assert kept is not None
+    moved = kept["optimizer"]["muon"]["state"].values()
+    assert moved
+    assert all(state["momentum_buffer"].any() for state in moved)
+
+
 def test_the_draft_vocabulary_holds_the_end_token(data: Path, tmp_path: Path) -> None:
     assert train("draft-model", data, tmp_path / "out").exit_code == 0
     ids = load_file(tmp_path / "out" / "model.safetensors")["draft_ids"]
@@ -227,7 +241,7 @@ def test_what_a_drafter_keeps_cannot_be_asked_for_anew(
         (("eagle", "--variant", "1", "--steps-ahead", "3"), "--steps-ahead is for EAGLE-3"),
         (("eagle", "--noise", "0.1"), "--noise is for EAGLE-1, and this is EAGLE-3"),
         (("eagle", "--taps", "one"), "--taps 'one' is no list of layers"),
-        (("eagle", "--steps-ahead", "0"), "steps=0 is not allowed; give 1 or more"),
+        (("eagle", "--steps-ahead", "0"), "--steps-ahead 0 is not allowed; give 1 or more"),
         (("eagle", "--init", "none"), "init='none'"),
         (("eagle", "--draft-vocab", "-1"), "--draft-vocab -1 is not allowed"),
         (("eagle", "--draft-vocab", "1"), "a draft vocabulary of 1 tokens is not possible"),
@@ -235,6 +249,10 @@ def test_what_a_drafter_keeps_cannot_be_asked_for_anew(
         (("draft-model", "--take", "odd"), "take='odd' is not known"),
         (("draft-model", "--lr", "0"), "lr=0.0 is not allowed; give a number above 0"),
         (("draft-model", "--precision", "fp8"), "give one of float32, bfloat16"),
+        (
+            ("eagle", "--optimizer", "sgd"),
+            "optimizer='sgd' is not allowed; give one of adamw, muon",
+        ),
     ],
 )
 def test_what_cannot_be_is_said(
@@ -284,6 +302,7 @@ def test_no_corpus_is_said(data: Path, tmp_path: Path) -> None:
     ("more", "said"),
     [
         ((), "holds a training run; go on with it by --resume"),
+        (("--resume", "--optimizer", "muon"), "options.optimizer='adamw', and this is"),
         (("--resume", "--lr", "0.1"), "options.lr=0.0005, and this is options.lr=0.1"),
         (("--resume", "--decay", "0.5"), "loss.decay=0.8, and this is loss.decay=0.5"),
         (("--resume", "--draft-vocab", "50"), "draft_vocabulary.size=60"),

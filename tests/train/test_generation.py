@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,13 @@ FRAME = ChatFrame(
     assistant_end_ids=(3, 2, *range(20, 36)),
 )
 MIXTURE = Mixture(max_user_tokens=12, max_reply_tokens=16, max_length=60, more_turns=0.7)
+LED = replace(
+    MIXTURE,
+    openings=((), (40, 41), (42,)),
+    follow_ups=((), (50, 51, 52), (53,)),
+    max_length=120,
+)
+"""Users who begin as they like, or are led by a few first words."""
 FAMILIES = (
     tiny_models.tiny_llama,
     tiny_models.tiny_mistral,
@@ -83,13 +92,17 @@ def replay(model: Any, script: Script) -> Sample | None:
             return end.value
 
 
-@pytest.mark.parametrize("num_rows", [1, 4, 9])
-def test_conversations_do_not_depend_on_what_shares_their_batch(num_rows: int) -> None:
+@pytest.mark.parametrize(
+    ("num_rows", "mixture"), [(1, MIXTURE), (4, MIXTURE), (9, MIXTURE), (4, LED)]
+)
+def test_conversations_do_not_depend_on_what_shares_their_batch(
+    num_rows: int, mixture: Mixture
+) -> None:
     model = tiny_models.tiny_llama()
-    scripts = [conversation(FRAME, MIXTURE, 7, number) for number in range(9)]
+    scripts = [conversation(FRAME, mixture, 7, number) for number in range(9)]
     with lockstep_attention(model):
         samples, dropped = run_scripts(model, scripts, num_rows)
-    expected = [replay(model, conversation(FRAME, MIXTURE, 7, number)) for number in range(9)]
+    expected = [replay(model, conversation(FRAME, mixture, 7, number)) for number in range(9)]
     kept = [sample for sample in expected if sample is not None]
     assert dropped == 9 - len(kept)
     assert [s.token_ids.tolist() for s in samples] == [s.token_ids.tolist() for s in kept]
@@ -114,12 +127,52 @@ def test_spans_are_the_replies_and_nothing_else() -> None:
         assert all(ids[stop : stop + 2] == FRAME.next_user for _, stop in sample.spans[:-1])
 
 
+def play(script: Script) -> list[tuple[int, ...]]:
+    """What is given before each turn that is drawn, when each is of one token and its end."""
+    given: list[list[int]] = [[]]
+    drawn = itertools.cycle((60, 3, 70, 3))
+    asked = next(script)
+    while True:
+        if isinstance(asked, Given):
+            token = asked.token_id
+            given[-1].append(token)
+        else:
+            token = next(drawn)
+            given += [[]] if given[-1] else []
+        try:
+            asked = script.send(token)
+        except StopIteration:
+            return [tuple(tokens) for tokens in given if tokens]
+
+
+def led(texts: tuple[tuple[int, ...], ...], before: list[int]) -> set[tuple[int, ...]]:
+    """Beginnings behind what the template gives."""
+    return {(*before, *text) for text in texts}
+
+
+@pytest.mark.parametrize("mixture", [MIXTURE, LED], ids=["alone", "led"])
+def test_each_turn_of_the_user_begins_as_the_mixture_says(mixture: Mixture) -> None:
+    plays = [play(conversation(FRAME, mixture, 3, number)) for number in range(60)]
+    assert {turns[0] for turns in plays} == led(mixture.openings, FRAME.user_opening)
+    later = {turn for turns in plays for turn in turns[2::2]}
+    assert later == led(mixture.follow_ups, FRAME.next_user)
+    assert {turn for turns in plays for turn in turns[1::2]} == {tuple(FRAME.between)}
+
+
+def test_a_conversation_follows_from_seed_and_number() -> None:
+    def plays(seed: int) -> list[list[tuple[int, ...]]]:
+        return [play(conversation(FRAME, LED, seed, number)) for number in range(12)]
+
+    assert plays(1) == plays(1) != plays(2)
+    assert len({tuple(turns) for turns in plays(1)}) > 6
+
+
 def test_given_prompts_are_answered_in_turn() -> None:
     model = tiny_models.tiny_llama()
     prompts = [[1, 40, 41, 3, 7, 8], [9, 10, 42, 3, 7, 8]]
     script = answers(FRAME, prompts, Mixture(greedy_share=1, max_reply_tokens=200), 0, 0)
     with lockstep_attention(model):
-        samples, dropped = run_scripts(model, [script])
+        samples, dropped = run_scripts(model, [script], 1)
     assert dropped == 0
     ids, (first, *_) = samples[0].token_ids.tolist(), samples[0].spans
     assert ids[: first[0]] == prompts[0]
@@ -132,7 +185,7 @@ def test_a_prompt_that_leaves_no_room_is_dropped() -> None:
     scripts = [answers(FRAME, [[1] * length], mixture, 0, 0) for length in (10, 4, 11)]
     model = tiny_models.tiny_llama()
     with lockstep_attention(model):
-        samples, dropped = run_scripts(model, scripts)
+        samples, dropped = run_scripts(model, scripts, 4)
     assert dropped == 2
     assert [len(sample.token_ids) <= 10 for sample in samples] == [True]
 

@@ -14,7 +14,7 @@ from foredraft.errors import ConfigError, NumericsError
 from foredraft.train.loop import fit
 from foredraft.train.metrics import Measure
 from foredraft.train.objective import Batch, LossReport
-from foredraft.train.options import TrainOptions
+from foredraft.train.options import OPTIMIZERS, TrainOptions
 from foredraft.train.schedule import Position, learning_rate, progress
 from foredraft.train.stepping import Stepper, make_accelerator
 from tests.train.toy_training import ToyObjective, counting_corpus, toy_options
@@ -43,6 +43,14 @@ def test_it_learns_and_tells(tmp_path: Path) -> None:
     recipe = json.loads((tmp_path / "recipe.json").read_text())
     assert recipe["finished"]
     assert recipe["counts"]["trained"] + recipe["counts"]["held_out"] == 200
+
+
+def test_it_learns_by_muon_too(tmp_path: Path) -> None:
+    options = toy_options(steps=60, eval_steps=60, lr=0.03, optimizer="muon")
+    result = fit(ToyObjective(), counting_corpus(200), options, tmp_path)
+    assert result.best is not None
+    assert result.best.acceptance[0] > 0.5  # 1 in 23 by chance
+    assert json.loads((tmp_path / "run.json").read_text())["options"]["optimizer"] == "muon"
 
 
 def test_the_folder_holds_the_best_weights(tmp_path: Path) -> None:
@@ -109,6 +117,7 @@ def test_an_end_is_asked_for() -> None:
         ("steps", 2.5),
         ("held_out", 1.0),
         ("betas", (0.9,)),
+        ("optimizer", "sgd"),
         ("precision", "float16"),
         ("tokens_per_batch", "many"),
         ("clip_norm", -1.0),
@@ -200,10 +209,11 @@ def test_a_step_without_finite_gradients_is_skipped_and_counted(tmp_path: Path) 
     assert all("loss" in line for line in lines(tmp_path))
 
 
-def test_a_skipped_step_leaves_the_weights() -> None:
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_skipped_step_leaves_the_weights(optimizer: str) -> None:
     from foredraft.train.batches import Batches
 
-    objective, options = SometimesNaN(every=2), toy_options(held_out=0)
+    objective, options = SometimesNaN(every=2), toy_options(held_out=0, optimizer=optimizer)
     steps = Batches(counting_corpus(), options).epoch(0)
     stepper = Stepper(objective, options, make_accelerator())
     stepper.step(next(steps), 0.1)

@@ -18,6 +18,8 @@ from foredraft.train.checkpoints import Checkpoints, random_states, restore_rand
 from foredraft.train.folder import CHECKPOINTS
 from foredraft.train.loop import fit
 from foredraft.train.metrics import Measure
+from foredraft.train.objective import Batch, LossReport
+from foredraft.train.options import OPTIMIZERS
 from tests.train.run_toy import train_toy
 from tests.train.toy_training import ToyObjective, counting_corpus, sample, toy_options
 
@@ -78,6 +80,39 @@ def test_a_killed_run_goes_on_to_the_very_same_weights(tmp_path: Path, one_threa
     assert same(train_toy(cut), weights)
     assert (whole / "toy.json").read_text() == (cut / "toy.json").read_text()
     assert metrics(whole) == metrics(cut), "a line is missing or stands there twice"
+
+
+class Dying(ToyObjective):
+    """Ends its process, as far as the loop can tell, in the middle of a step."""
+
+    def __init__(self, last_call: int) -> None:
+        super().__init__(dropout=0.3)
+        self._left = last_call
+
+    def __call__(self, batch: Batch) -> LossReport:
+        self._left -= self.module.training
+        if not self._left:
+            raise KeyboardInterrupt
+        return super().__call__(batch)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_run_by_either_optimizer_goes_on_to_the_very_same_weights(
+    tmp_path: Path, one_thread: None, optimizer: str
+) -> None:
+    options = toy_options(optimizer=optimizer, checkpoint_steps=3, accumulate=2)
+    whole, resumed = ToyObjective(dropout=0.3), ToyObjective(dropout=0.3, seed=5)
+    fit(whole, counting_corpus(100), options, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):  # in the second micro-batch of step 8
+        fit(Dying(last_call=16), counting_corpus(100), options, tmp_path / "cut")
+    kept = Checkpoints(tmp_path / "cut" / CHECKPOINTS).latest()
+    assert kept is not None
+    assert kept["position"]["step"] == 6
+    assert set(kept["optimizer"]) == {"adamw", optimizer}
+    assert all(state["state"] for state in kept["optimizer"].values())
+    fit(resumed, counting_corpus(100), options, tmp_path / "cut", resume=True)
+    assert same(whole.module.state_dict(), resumed.module.state_dict())
+    assert metrics(tmp_path / "whole") == metrics(tmp_path / "cut")
 
 
 def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(tmp_path: Path) -> None:
@@ -190,6 +225,10 @@ def other_text() -> Any:
     ("change", "named"),
     [
         ({"options": toy_options(lr=0.02)}, r"options\.lr=0\.01, and this is options\.lr=0\.02"),
+        (
+            {"options": toy_options(optimizer="muon")},
+            r"options\.optimizer='adamw', and this is options\.optimizer='muon'",
+        ),
         ({"options": toy_options(max_length=9)}, r"options\.max_length=2048"),
         ({"corpus": counting_corpus(39)}, r"corpus\.samples=40"),
         ({"corpus": other_text()}, r"corpus\.digest="),
