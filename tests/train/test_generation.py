@@ -281,3 +281,17 @@ def test_models_whose_attention_cannot_be_exchanged_are_refused(make: Callable[[
     with pytest.raises(ModelError, match="answers of your own"), lockstep_attention(model):
         pass
     assert model.config._attn_implementation == before
+
+
+def test_an_opening_that_does_not_fit_ends_the_conversation() -> None:
+    """Nothing is given to the model past the length of a conversation."""
+    long = tuple(range(40, 40 + MIXTURE.max_length))
+    script = conversation(FRAME, replace(MIXTURE, openings=(long,)), 0, 0)
+    asked = [next(script)]
+    with pytest.raises(StopIteration) as ended:
+        while True:
+            token = asked[-1]
+            assert isinstance(token, Given)
+            asked.append(script.send(token.token_id))
+    assert ended.value.value is None
+    assert len(asked) < MIXTURE.max_length

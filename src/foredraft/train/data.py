@@ -218,14 +218,15 @@ def _facts(
     if plan.answers == "keep":
         facts["max_length"] = plan.mixture.max_length
     else:
+        mixture = asdict(plan.mixture)
+        beginnings = mixture.pop("openings"), mixture.pop("follow_ups")
         facts |= {
             "weights": weights_digest(model),
             "model_dtype": str(model.dtype).removeprefix("torch."),
             "seed": plan.seed,
             "batch": plan.batch,
-            **asdict(plan.mixture),
-            "openings": _digest(plan.mixture.openings),
-            "follow_ups": _digest(plan.mixture.follow_ups),
+            **mixture,
+            "openings": _digest(beginnings if source is None else beginnings[0]),
         }
     if source is None:
         facts["opening"] = frame.user_opening  # templates may write the date into it

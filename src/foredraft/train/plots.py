@@ -55,5 +55,5 @@ def training_plot(lines: Sequence[dict[str, Any]]) -> Figure:
         axis.grid(color=LIGHT)
         axis.spines[["top", "right"]].set_visible(False)
         if axis.get_legend_handles_labels()[0]:
-            axis.legend(frameon=False, fontsize=8)
+            axis.legend(loc="upper right", frameon=False, fontsize=8)
     return figure

@@ -101,6 +101,8 @@ def conversation(frame: ChatFrame, mixture: Mixture, seed: int, number: int) -> 
     beginnings = mixture.openings
     while True:
         opening = beginnings[random.integers(len(beginnings))]
+        if len(writing.token_ids) + len(opening) >= mixture.max_length:
+            break
         yield from writing.give(opening)
         question = yield from _question(writing, frame, mixture, random, empty=not opening)
         if not question:
