@@ -146,6 +146,13 @@ def test_int8_is_a_quarter_and_near(tmp_path: Path) -> None:
     assert not any("embed" in name for name in stored)
 
 
+def test_a_folder_does_not_tell_where_its_target_lies(tmp_path: Path) -> None:
+    target = tiny_llama()
+    target.config._name_or_path = "/somebody/s/models/target"
+    save_student(build_student(target, 1), tmp_path)
+    assert not any(b"somebody" in file.read_bytes() for file in tmp_path.iterdir())
+
+
 def test_every_tensor_is_accounted_for(tmp_path: Path) -> None:
     target = tiny_llama()
     save_student(build_student(target, 1, draft_ids=IDS, own_head=True), tmp_path, int8=False)

@@ -49,7 +49,9 @@ def save_student(student: StudentModel, folder: Path, *, int8: bool = True) -> N
         tensors = pack({name: p.detach().float() for name, p in student.owned.items()})
     if student.draft_ids is not None:
         tensors[DRAFT_IDS] = student.draft_ids.to(torch.int32)
-    write_checkpoint(folder, tensors, student.model.config.to_dict())
+    config = student.model.config.to_dict()
+    config.pop("_name_or_path", None)  # where the target lies says nothing elsewhere
+    write_checkpoint(folder, tensors, config)
     write_json(folder / KIND_FILE, {"kind": KIND, "format": FORMAT, **asdict(student.config)})
 
 
