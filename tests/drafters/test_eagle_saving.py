@@ -89,7 +89,7 @@ def test_a_head_has_the_biases_of_its_target(tmp_path: Path, layout: Any, varian
     model = build(Qwen2Config(**SMALL))  # q, k and v have a bias, the output projection has none
     with torch.no_grad():
         model.model.layers[-1].self_attn.q_proj.bias.normal_()
-    head = EagleHead.for_target(model, variant)
+    head = EagleHead.for_target(model, variant, init="last-layer")
     own = head.midlayer.self_attn
     assert torch.equal(own.q_proj.bias, model.model.layers[-1].self_attn.q_proj.bias)
     assert own.o_proj.bias is None

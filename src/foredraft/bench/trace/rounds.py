@@ -59,7 +59,7 @@ def read_round(step: Step, seen: Sighting, temperature: float) -> TracedRound:
         temperature: of the request; 0 reads laws at temperature 1.
     """
     scale = temperature or 1.0
-    p, q = _target_probs(seen, scale), _draft_probs(seen, scale)
+    p, q = _target_probs(seen, scale), _draft_probs(seen, scale, greedy=temperature == 0)
     path, last = _accepted_path(step, seen), seen.path[-1]
     emitted = [
         Emitted(token, "accepted", p[node])
@@ -110,10 +110,10 @@ def _target_probs(seen: Sighting, scale: float) -> list[float | None]:
     return [None, *_probs(seen.logits[parents], seen.token_ids[1:], scale)]
 
 
-def _draft_probs(seen: Sighting, scale: float) -> list[float | None]:
-    """[N] None where the drafter told no law."""
+def _draft_probs(seen: Sighting, scale: float, *, greedy: bool) -> list[float | None]:
+    """[N] None where the drafter told no law. Scores are one when greedy; else noise may count in them."""
     probs: list[float | None] = [None] * len(seen.token_ids)
-    if scale == 1.0:
+    if greedy:
         probs = _scored_probs(seen)
     for level in seen.levels:
         row_of = {node: row for row, node in enumerate(level.nodes)}
@@ -131,7 +131,7 @@ def _draft_probs(seen: Sighting, scale: float) -> list[float | None]:
 
 
 def _scored_probs(seen: Sighting) -> list[float | None]:
-    """[N] by the scores of a node's path and of its parent's, which hold before temperature."""
+    """[N] by the scores of a node's path and of its parent's."""
     scores = seen.scores
     return [
         _rounded(math.exp(scores[node] - scores[parent]))

@@ -5,7 +5,8 @@ went through their hands: no pass is added, no noise is drawn, and nothing is co
 of a round runs, except the drafter's law of a level that has been drawn from.
 
 Where drafts are selected from candidates, or a level has nodes that get no children, reading its laws
-would make its pass larger. Then the scores of paths stand in, which the drafter has anyway.
+would make its pass larger. Then the scores of paths stand in, which the drafter has anyway, when decoding
+is greedy: above temperature 0 they may know the noise, and are no law.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Sighting:
     levels: tuple[DraftLevel, ...]
     """The levels whose law the drafter told; none from drafters without one."""
     scores: Mapping[int, float] = field(default_factory=dict)
-    """log q of the path to a node, before temperature, where it is known."""
+    """How likely the drafter thought the path to a node, see `Frontier.scores`, where it is known."""
 
 
 class Watch:
