@@ -54,8 +54,7 @@ def _speculative(
     verifier: str = "exact",
 ) -> Parts:
     """A chain (or the given tree) of an independent draft model."""
-    target_ids = getattr(draft_model, "target_ids", None)  # of a student with a reduced head
-    drafter = DraftModelDrafter(draft_model, _proposal_for(verifier, proposal), target_ids)
+    drafter = DraftModelDrafter(draft_model, _proposal_for(verifier, proposal))
     return Parts(drafter, _policy(drafter, depth, tree), make_verifier(verifier))
 
 
