@@ -87,4 +87,6 @@ def test_q_is_the_drafters_probability(policy: Policy, temperature: float) -> No
             before = seen.token_ids[seen.parents[node]]
             law = DRAFT.logits_after([before]).softmax(-1)
             assert math.isclose(q, float(law[seen.token_ids[node]]), rel_tol=2e-3)
-    assert told > 5 or temperature  # scores that know the noise are not shown as a law
+    reads_laws = isinstance(policy, DynamicTreePolicy) and policy.depth == 2
+    if temperature == 0 or reads_laws:  # else scores know the noise, and are not shown as a law
+        assert told > 5

@@ -77,3 +77,19 @@ def test_the_teacher_is_finished_too(finish: Finish) -> None:
     torch.testing.assert_close(
         teacher_logits(hidden, weight, finish), the_long_way(hidden, weight, finish)
     )
+
+
+def test_sharpening_teaches_a_power_of_the_law_and_judges_by_the_law_itself() -> None:
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(5, 8, requires_grad=True), torch.randn(11, 8)
+    teacher, row_weights = torch.randn(5, 11), torch.rand(5)
+    power = teacher.softmax(-1) ** 3
+    law = power / power.sum(-1, keepdim=True)
+    expected = -((law * (hidden @ weight.T).log_softmax(-1)).sum(-1) * row_weights).sum()
+    (gradient,) = torch.autograd.grad(expected, hidden)
+    found = soft_cross_entropy(hidden, weight, teacher, row_weights, sharpen=3.0)
+    torch.testing.assert_close(found.loss, expected)
+    torch.testing.assert_close(torch.autograd.grad(found.loss, hidden)[0], gradient)
+    plain = soft_cross_entropy(hidden, weight, teacher, row_weights)
+    assert torch.equal(found.hits, plain.hits)
+    assert not torch.isclose(found.loss, plain.loss)
