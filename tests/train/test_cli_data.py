@@ -105,6 +105,19 @@ def test_a_model_writes_a_corpus(folder: Path, tmp_path: Path) -> None:
     assert f"{corpus.num_labelled:,} tokens" in done.stdout
 
 
+def test_hidden_states_are_kept_when_asked_for(folder: Path, tmp_path: Path) -> None:
+    """Of each shard those of every tap and of the last layer; nothing in the corpus changes."""
+    command = (*WRITE, "--tokens", "2500", "--documents", "0.5")
+    generate(folder, tmp_path / "plain", *command)
+    generate(folder, tmp_path / "kept", *command, "--keep-states", "--taps", "0,1")
+    assert tokens_of(tmp_path / "kept") == tokens_of(tmp_path / "plain")
+    assert not (tmp_path / "plain" / "states").exists()
+    shards = len(Corpus(tmp_path / "kept").manifest["shards"])
+    assert shards > 1
+    kept = sorted(file.name for file in (tmp_path / "kept" / "states").glob("*/*.states"))
+    assert kept == sorted([f"tap-{tap}.states" for tap in (0, 1, 2)] * shards)
+
+
 def test_the_same_command_goes_on_and_ends_the_same(folder: Path, tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     generate(folder, whole, *WRITE, "--tokens", "1500")
@@ -324,6 +337,15 @@ def test_prompts_without_use_are_errors(
         (("--tokens", "9", "--max-length", "9999"), "more than the model's context of 2048"),
         (("--prompts", "no.jsonl"), "no file 'no.jsonl'"),
         (("--prompts", "x.jsonl", "--more-turns", "0.1"), "--more-turns has no meaning"),
+        (("--prompts", "x.jsonl", "--documents", "0.1"), "--documents has no meaning"),
+        (("--tokens", "9", "--documents", "2"), "documents=2.0"),
+        (("--tokens", "9", "--max-document-tokens", "0"), "max_document_tokens=0"),
+        (
+            ("--tokens", "9", "--openings", "none", "--documents", "0.5"),
+            "--documents belongs to the built-in openings",
+        ),
+        (("--tokens", "9", "--taps", "1"), "ask for keep_states too"),
+        (("--tokens", "9", "--keep-states", "--taps", "one"), "--taps 'one' is no list"),
         (("--prompts", "x.jsonl", "--answers", "keep", "--seed", "1"), "--seed has no meaning"),
     ],
 )

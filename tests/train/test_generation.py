@@ -85,11 +85,16 @@ def replay(model: Any, script: Script) -> Sample | None:
             if isinstance(asked, Given)
             else choose(alone(model, ids)[None], [asked])[0]
         )
+        if isinstance(asked, Given) and asked.replaces:
+            ids.pop()
         ids.append(token)
         try:
             asked = script.send(token)
         except StopIteration as end:
-            return end.value
+            sample: Sample | None = end.value
+            if sample is not None:  # the model saw what the sample says
+                assert ids[: len(sample.token_ids)] == sample.token_ids.tolist()
+            return sample
 
 
 @pytest.mark.parametrize(
@@ -101,7 +106,7 @@ def test_conversations_do_not_depend_on_what_shares_their_batch(
     model = tiny_models.tiny_llama()
     scripts = [conversation(FRAME, mixture, 7, number) for number in range(9)]
     with lockstep_attention(model):
-        samples, dropped = run_scripts(model, scripts, num_rows)
+        samples, dropped = run_scripts(model, scripts, num_rows)[:2]
     expected = [replay(model, conversation(FRAME, mixture, 7, number)) for number in range(9)]
     kept = [sample for sample in expected if sample is not None]
     assert dropped == 9 - len(kept)
@@ -113,7 +118,7 @@ def test_spans_are_the_replies_and_nothing_else() -> None:
     model = tiny_models.tiny_llama()
     scripts = [conversation(FRAME, MIXTURE, 1, number) for number in range(60)]
     with lockstep_attention(model):
-        samples, _ = run_scripts(model, scripts, 16)
+        samples, _ = run_scripts(model, scripts, 16)[:2]
     assert any(len(sample.spans) > 1 for sample in samples)
     for sample in samples:
         ids = sample.token_ids.tolist()
@@ -172,7 +177,7 @@ def test_given_prompts_are_answered_in_turn() -> None:
     prompts = [[1, 40, 41, 3, 7, 8], [9, 10, 42, 3, 7, 8]]
     script = answers(FRAME, prompts, Mixture(greedy_share=1, max_reply_tokens=200), 0, 0)
     with lockstep_attention(model):
-        samples, dropped = run_scripts(model, [script], 1)
+        samples, dropped = run_scripts(model, [script], 1)[:2]
     assert dropped == 0
     ids, (first, *_) = samples[0].token_ids.tolist(), samples[0].spans
     assert ids[: first[0]] == prompts[0]
@@ -185,7 +190,7 @@ def test_a_prompt_that_leaves_no_room_is_dropped() -> None:
     scripts = [answers(FRAME, [[1] * length], mixture, 0, 0) for length in (10, 4, 11)]
     model = tiny_models.tiny_llama()
     with lockstep_attention(model):
-        samples, dropped = run_scripts(model, scripts, 4)
+        samples, dropped = run_scripts(model, scripts, 4)[:2]
     assert dropped == 2
     assert [len(sample.token_ids) <= 10 for sample in samples] == [True]
 

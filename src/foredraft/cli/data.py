@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from foredraft.cli import common
 from foredraft.cli.failures import FAILURE, clear_failures
 from foredraft.cli.interrupts import INTERRUPTED, noticed_interrupts
+from foredraft.cli.taps import taps_of
 from foredraft.cli.threads import wait_briefly
 from foredraft.errors import ConfigError, DataError
 
@@ -23,10 +24,10 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Make and look at corpora to train drafters on.")
 app.callback()(wait_briefly)
 _UNUSED = {
-    "answering": ("openings", "max_user_tokens", "more_turns"),
+    "answering": ("openings", "documents", "max_document_tokens", "max_user_tokens", "more_turns"),
     "keeping": (
-        *("openings", "seed", "batch", "greedy_share", "temperatures", "top_p"),
-        *("max_user_tokens", "max_reply_tokens", "more_turns"),
+        *("openings", "seed", "batch", "greedy_share", "temperatures", "top_p", "documents"),
+        *("max_document_tokens", "max_user_tokens", "max_reply_tokens", "more_turns"),
     ),
 }
 """Options without a meaning when the users' words, or all words, are given."""
@@ -80,6 +81,24 @@ def generate(
         float | None,
         typer.Option(help="Probability of another question after a reply. [default: 0.6]"),
     ] = None,
+    documents: Annotated[
+        float | None,
+        typer.Option(
+            help="Share of conversations about a long text, which the model writes too. [default: 0.15]"
+        ),
+    ] = None,
+    max_document_tokens: Annotated[
+        int | None, typer.Option(help="Tokens of such a text. [default: 600]")
+    ] = None,
+    keep_states: Annotated[
+        bool,
+        typer.Option(
+            help="Keep the model's hidden states too: training then begins without a pass of the model."
+        ),
+    ] = False,
+    taps: Annotated[
+        str | None, typer.Option(help="Which ones, as for `train eagle`, such as 2,15,27.")
+    ] = None,
     dtype: common.Dtype = None,
     device: common.Device = None,
 ) -> None:
@@ -94,13 +113,18 @@ def generate(
             "openings": openings,
             "greedy_share": greedy_share,
             "temperatures": _numbers(temperatures),
+            "documents": documents,
+            "max_document_tokens": max_document_tokens,
             "top_p": top_p,
             "max_user_tokens": max_user_tokens,
             "max_reply_tokens": max_reply_tokens,
             "max_length": max_length,
             "more_turns": more_turns,
         }
-        plan = _plan(tokens, prompts, answers, {k: v for k, v in chosen.items() if v is not None})
+        states = {"keep_states": keep_states, "taps": taps_of(taps)}
+        plan = _plan(
+            tokens, prompts, answers, states, {k: v for k, v in chosen.items() if v is not None}
+        )
         _make(out, plan, model, dtype, device)
 
 
@@ -151,10 +175,15 @@ def _numbers(text: str | None) -> tuple[float, ...] | None:
 
 
 def _plan(
-    tokens: int | None, prompts: str | None, answers: str, chosen: dict[str, Any]
+    tokens: int | None,
+    prompts: str | None,
+    answers: str,
+    states: dict[str, Any],
+    chosen: dict[str, Any],
 ) -> DataPlan:
     """The plan of options that were given; one that would do nothing is refused."""
     from foredraft.train.data import DataPlan
+    from foredraft.train.openings import BUILTIN
     from foredraft.train.scripts import Mixture
 
     mode = "keeping" if answers == "keep" else "answering" if prompts else "writing"
@@ -163,9 +192,20 @@ def _plan(
             option = f"--{name.replace('_', '-')}"
             given = "replies" if mode == "keeping" else "prompts"
             raise ConfigError(f"{option} has no meaning when {given} are given; leave it out")
+    for name in ("documents", "max_document_tokens"):
+        if name in chosen and chosen.get("openings", BUILTIN) != BUILTIN:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} belongs to the built-in openings, and --openings gives "
+                "others; leave one of them out"
+            )
     own = {name: chosen.pop(name) for name in ("seed", "batch", "openings") if name in chosen}
     return DataPlan(
-        num_tokens=tokens, prompts=prompts, answers=answers, mixture=Mixture(**chosen), **own
+        num_tokens=tokens,
+        prompts=prompts,
+        answers=answers,
+        mixture=Mixture(**chosen),
+        **states,
+        **own,
     )
 
 

@@ -9,6 +9,7 @@ import typer
 
 from foredraft.cli import common
 from foredraft.cli.failures import clear_failures
+from foredraft.cli.taps import taps_of
 from foredraft.cli.threads import wait_briefly
 from foredraft.cli.train_options import takes_train_options, train_options
 from foredraft.errors import ConfigError
@@ -31,6 +32,14 @@ DraftVocab = Annotated[
     int | None,
     typer.Option(
         show_default="8192", help="Tokens of the drafter's head, the most frequent ones; 0 for all."
+    ),
+]
+OwnHead = Annotated[
+    bool | None,
+    typer.Option(
+        "--own-head/--target-head",
+        show_default="own-head",
+        help="Train a language-model head, or draft with the model's own rows.",
     ),
 ]
 KeepStates = Annotated[
@@ -56,14 +65,7 @@ def draft_model(
         str | None, typer.Option(show_default="first", help="Which ones: first, even or last.")
     ] = None,
     draft_vocab: DraftVocab = None,
-    own_head: Annotated[
-        bool | None,
-        typer.Option(
-            "--own-head/--target-head",
-            show_default="own-head",
-            help="Train a head, or draft with the model's own rows.",
-        ),
-    ] = None,
+    own_head: OwnHead = None,
     int8: Annotated[
         bool, typer.Option("--int8/--bfloat16", help="How weights are stored in the end.")
     ] = True,
@@ -131,6 +133,7 @@ def eagle(
     taps: Annotated[
         str | None, typer.Option(help="EAGLE-3: hidden states that are fused, such as 2,15,27.")
     ] = None,
+    own_head: OwnHead = None,
     init: Annotated[
         str | None,
         typer.Option(
@@ -162,14 +165,15 @@ def eagle(
             variant,
             {k: v for k, v in (of_three | of_one).items() if v is not None},
             draft_vocab=draft_vocab,
-            taps=_numbers(taps),
+            taps=taps_of(taps),
             init=init,
             start_from=start_from,
             max_length=options["max_length"],
+            own_head=own_head,
         )
 
     with clear_failures():
-        _check_variant(variant, {1: of_one, 3: of_three | {"taps": taps}})
+        _check_variant(variant, {1: of_one, 3: of_three | {"taps": taps, "own_head": own_head}})
         chosen = train_options(options)
         train(objective, chosen, data, out, model, dtype, start_from, resume, keep_states)
 
@@ -185,12 +189,3 @@ def _check_variant(variant: int, belongs: dict[int, dict[str, Any]]) -> None:
                 raise ConfigError(
                     f"--{option} is for EAGLE-{other}, and this is EAGLE-{variant}; leave it out"
                 )
-
-
-def _numbers(text: str | None) -> tuple[int, ...] | None:
-    if text is None:
-        return None
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise ConfigError(f"--taps {text!r} is no list of layers; write it like 2,15,27") from None

@@ -122,6 +122,12 @@ class Corpus:
     def __iter__(self) -> Iterator[Sample]:
         return (self[index] for index in range(len(self)))
 
+    def shard(self, number: int) -> Iterator[Sample]:
+        """The samples of one shard; -1 is the last."""
+        entry = self._shards[number]
+        tokens = self._read(entry["name"])
+        return (tokens[i] for i in range(entry["samples"]))
+
     @property
     def vocab_size(self) -> int:
         """V of the target that the tokens belong to."""

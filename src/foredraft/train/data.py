@@ -7,7 +7,6 @@ replies are taken as they are. Whichever it is, the same plan on the same folder
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -15,14 +14,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from foredraft.drafters.eagle.config import default_taps
 from foredraft.errors import ConfigError, DataError
 from foredraft.files import in_use
 from foredraft.train.answering import Keeper, Prompter
 from foredraft.train.corpus import CorpusWriter
+from foredraft.train.digests import digest_of, tokenizer_digest, weights_digest
 from foredraft.train.generation import ScriptsOf, generate_corpus
-from foredraft.train.openings import BUILTIN, read_follow_ups, read_openings
+from foredraft.train.openings import BUILTIN, read_follow_ups, read_openings, read_tasks
+from foredraft.train.recording import StateRecorder
 from foredraft.train.scripts import Mixture, Script, conversation
 from foredraft.train.sources import Source, open_source
 from foredraft.train.templates import ChatFrame, chat_frame, reply_frame
@@ -33,8 +33,6 @@ TOKENIZER = "tokenizer"
 BATCHES_A_SHARD = 8
 MOST_FRUITLESS = 2048
 """Conversations in a row that the model may write without a reply; with more it would never end."""
-_SAMPLED_VALUES = 64
-"""Values of each weight that go into a model's digest."""
 Report = Callable[[int], None]
 
 
@@ -59,6 +57,10 @@ class DataPlan:
     answers: str = "generate"
     """"generate" has the model reply; "keep" takes the replies that are given."""
     mixture: Mixture = field(default_factory=Mixture)
+    keep_states: bool = False
+    """Keep the hidden states that training reads. The corpus is the same without."""
+    taps: tuple[int, ...] | None = None
+    """Which ones, beside the last; None takes those that a new EAGLE-3 head reads."""
 
     @property
     def shard(self) -> int:
@@ -71,6 +73,15 @@ class DataPlan:
         if self.prompts is None and self.answers == "keep":
             raise ConfigError(
                 "answers='keep' needs conversations with replies; name them as prompts"
+            )
+        if self.keep_states and self.answers == "keep":
+            raise ConfigError(
+                "answers='keep' makes no pass of the model, so there are no hidden states to keep; leave "
+                "keep_states out"
+            )
+        if self.taps is not None and not self.keep_states:
+            raise ConfigError(
+                "taps say which hidden states are kept, and none are; ask for keep_states too"
             )
         if self.prompts is None and self.num_tokens is None:
             raise ConfigError("a model that writes its own prompts never ends; say how many tokens")
@@ -88,6 +99,8 @@ _RULES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "seed": ("0 or more", lambda value: value >= 0),
     "batch": _AT_LEAST_1,
     "greedy_share": _SHARE,
+    "documents": _SHARE,
+    "max_document_tokens": _AT_LEAST_1,
     "more_turns": ("0 or more, and less than 1", lambda value: 0 <= value < 1),
     "temperatures": (
         "one or more above 0; greedy_share says how many replies are greedy",
@@ -124,14 +137,19 @@ def make_corpus(
     Raises:
         ConfigError: the folder holds another corpus or is in use, or the chat template does not allow it.
         DataError: a row of the prompts is of no known form, or nothing to learn from came out.
+        ModelError: hidden states are to be kept that the model does not have.
     """
     source = None if plan.prompts is None else open_source(plan.prompts)
     keeps = plan.answers == "keep"
+    recorder = _recorder(plan, model)
     _check_context(plan, model)
     if source is None:
         openings = read_openings(plan.openings, tokenizer)
         follow_ups = read_follow_ups(plan.openings, tokenizer)
-        mixture = dataclasses.replace(plan.mixture, openings=openings, follow_ups=follow_ups)
+        tasks = read_tasks(plan.openings, tokenizer)
+        mixture = dataclasses.replace(
+            plan.mixture, openings=openings, follow_ups=follow_ups, tasks=tasks
+        )
         plan = dataclasses.replace(plan, mixture=mixture)
     frame = _frame(model, tokenizer, source)
     facts = _facts(plan, model, tokenizer, name, frame, source)
@@ -145,9 +163,17 @@ def make_corpus(
             keeper.write(writer, plan.num_tokens, report)
         else:
             scripts = _scripts(plan, tokenizer, frame, source, writer)
-            generate_corpus(model, scripts, writer, plan.num_tokens, plan.batch, report)
+            rows, tokens = plan.batch, plan.num_tokens
+            generate_corpus(model, scripts, writer, tokens, rows, report, recorder)
     _check_outcome(writer.manifest, source)
     return writer.manifest
+
+
+def _recorder(plan: DataPlan, model: Any) -> StateRecorder | None:
+    if not plan.keep_states:
+        return None
+    layers = int(model.config.get_text_config(decoder=True).num_hidden_layers)
+    return StateRecorder(model, plan.taps or default_taps(layers))
 
 
 def _frame(model: Any, tokenizer: Any, source: Source | None) -> ChatFrame:
@@ -219,44 +245,19 @@ def _facts(
         facts["max_length"] = plan.mixture.max_length
     else:
         mixture = asdict(plan.mixture)
-        beginnings = mixture.pop("openings"), mixture.pop("follow_ups")
+        beginnings = [mixture.pop(name) for name in ("openings", "follow_ups", "tasks")]
         facts |= {
             "weights": weights_digest(model),
             "model_dtype": str(model.dtype).removeprefix("torch."),
             "seed": plan.seed,
             "batch": plan.batch,
             **mixture,
-            "openings": _digest(beginnings if source is None else beginnings[0]),
+            "openings": digest_of(beginnings if source is None else beginnings[0]),
         }
     if source is None:
         facts["opening"] = frame.user_opening  # templates may write the date into it
     plain: dict[str, Any] = json.loads(json.dumps(facts))
     return plain
-
-
-def tokenizer_digest(tokenizer: Any) -> str:
-    """Changes with the vocabulary, the way to split text, and the chat template."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    parts = (
-        backend.to_str() if backend is not None else sorted(tokenizer.get_vocab().items()),
-        tokenizer.chat_template,
-        sorted(tokenizer.special_tokens_map.items()),
-    )
-    return _digest(parts)
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(repr(value).encode()).hexdigest()
-
-
-@torch.inference_mode()
-def weights_digest(model: Any) -> str:
-    """Of the first values of every weight: other weights of the same shapes differ in some of them."""
-    digest = hashlib.sha256()
-    for name, weight in model.named_parameters():
-        values = weight.detach().flatten()[:_SAMPLED_VALUES].float().cpu().numpy()
-        digest.update(f"{name} {tuple(weight.shape)}".encode() + values.tobytes())
-    return digest.hexdigest()
 
 
 def _check_outcome(manifest: Mapping[str, Any], source: Source | None) -> None:

@@ -66,6 +66,7 @@ class EagleObjective:
         cache: StateCache | None = None,
     ) -> None:
         self.head, self.loss = head, loss or EagleLoss()
+        self.label_ids = label_ids
         if head.own_embeddings:
             head.embed_tokens.requires_grad_(False)  # they are the target's, or another's to keep
         self._states = TargetFeatures(target_model, head.config.taps, cache)

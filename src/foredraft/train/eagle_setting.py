@@ -8,8 +8,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from foredraft.drafters.eagle.checkpoint import load_head
 from foredraft.drafters.eagle.head import EagleHead
 from foredraft.drafters.eagle.initial import DEFAULT_INIT
@@ -40,6 +38,7 @@ def eagle_objective(
     init: str | None,
     start_from: Path | None,
     max_length: int,
+    own_head: bool | None = None,
 ) -> tuple[EagleObjective, dict[str, Any]]:
     """The objective, and what it is as JSON.
 
@@ -53,6 +52,8 @@ def eagle_objective(
         init: `last-layer` or `random`; None takes `DEFAULT_INIT`.
         start_from: folder of a head to go on from; it keeps its vocabulary and taps.
         max_length: tokens at which samples are cut.
+        own_head: whether language-model rows are trained or the target's taken (EAGLE-3); None trains them,
+            or keeps what the head to go on from has.
 
     Raises:
         ConfigError: a value out of its range, or one that the head to go on from does not have.
@@ -60,23 +61,28 @@ def eagle_objective(
     """
     loss = _loss(chosen)
     size = DRAFT_VOCAB if draft_vocab is None else draft_vocab
-    ids = setting.draft_ids(size) if variant == 1 or start_from is None else None
     if start_from is None:
+        of_three: dict[str, Any] = {"own_lm_head": own_head, "taps": taps}
         begun = init or DEFAULT_INIT[variant]  # type: ignore[index]
-        fresh: dict[str, Any] = {"init": begun, "max_positions": _longest(setting, max_length)}
-        if variant == 3:
-            fresh["taps"] = taps
         objective = EagleObjective.for_target(
-            setting.model, variant, draft_ids=ids, loss=loss, cache=setting.cache, **fresh
+            setting.model,
+            variant,
+            draft_ids=setting.draft_ids(size),
+            loss=loss,
+            cache=setting.cache,
+            init=begun,
+            max_positions=_longest(setting, max_length),
+            **(of_three if variant == 3 else {}),
         )
     else:
         asked = None if variant == 1 else setting.kept_size(draft_vocab)
-        head = _given(setting, variant, start_from, draft_vocab=asked, taps=taps, init=init)
+        head = _given(setting, variant, start_from, asked, own_head, taps, init).float()
+        begun = setting.start_from(start_from, head)
         longest = max(head.config.max_position_embeddings, _longest(setting, max_length))
         head.config = replace(head.config, max_position_embeddings=longest)
-        objective = EagleObjective(head.float().train(), setting.model, loss, ids, setting.cache)
-        begun = setting.start_from(start_from, head)
-    return objective, {**_facts(setting, objective, ids), "init": begun}
+        label_ids = setting.draft_ids(size) if variant == 1 else None
+        objective = EagleObjective(head.train(), setting.model, loss, label_ids, setting.cache)
+    return objective, {**_facts(setting, objective), "init": begun}
 
 
 def _given(
@@ -84,6 +90,7 @@ def _given(
     variant: int,
     folder: Path,
     draft_vocab: int | None,
+    own_head: bool | None,
     taps: Sequence[int] | None,
     init: str | None,
 ) -> EagleHead:
@@ -91,10 +98,10 @@ def _given(
     if is_student_folder(folder):
         raise ConfigError(f"{folder} holds a draft model and no EAGLE head; give a head's folder")
     head = load_head(folder, setting.model, variant=variant)  # type: ignore[arg-type]
-    has = head.config.draft_vocab_size if head.config.is_reduced else 0
     check_kept(
         folder,
-        draft_vocab=(draft_vocab, has),
+        draft_vocab=(draft_vocab, head.config.draft_vocab_size if head.config.is_reduced else 0),
+        own_head=(own_head, head.own_lm_head),
         taps=(taps, head.config.taps),
         init=(init, "weights of its own"),
     )
@@ -117,9 +124,9 @@ def _loss(chosen: Mapping[str, Any]) -> EagleLoss:
     return EagleLoss(**chosen)
 
 
-def _facts(setting: Setting, objective: EagleObjective, label_ids: Tensor | None) -> dict[str, Any]:
+def _facts(setting: Setting, objective: EagleObjective) -> dict[str, Any]:
     config = objective.head.config
-    ids = label_ids if config.variant == 1 else objective.head.target_ids
+    ids = objective.label_ids if config.variant == 1 else objective.head.target_ids
     names = {
         1: ("feature", "soft_label", "noise"),
         3: ("steps", "decay", "later_share", "sharpen"),
@@ -127,6 +134,7 @@ def _facts(setting: Setting, objective: EagleObjective, label_ids: Tensor | None
     return {
         "kind": f"eagle{config.variant}",
         "taps": list(config.taps),
+        "lm_head": "own" if objective.head.own_lm_head else "target",
         "loss": {name: value for name, value in asdict(objective.loss).items() if name in names},
         "draft_vocabulary": setting.vocabulary_identity(ids),
     }

@@ -6,8 +6,8 @@ shard, and ends with the corpus of an uninterrupted one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from foredraft.errors import ModelError
 from foredraft.train.corpus import CorpusWriter, Sample
 from foredraft.train.lockstep import LockstepDecoder, lockstep_attention
 from foredraft.train.memory import reuse_freed_memory
+from foredraft.train.recording import CohortStates, StateRecorder, States
 from foredraft.train.scripts import Draw, Given, Script
 
 NUCLEUS_TOKENS = 512
@@ -38,6 +39,7 @@ def generate_corpus(
     num_tokens: int | None,
     num_rows: int,
     report: Progress = lambda tokens: None,
+    recorder: StateRecorder | None = None,
 ) -> None:
     """Write shards until the corpus has `num_tokens`, or the scripts are at their end.
 
@@ -48,9 +50,11 @@ def generate_corpus(
         num_tokens: tokens in all; None makes every shard there is.
         num_rows: conversations at a time.
         report: progress.
+        recorder: keeps the model's hidden states beside each shard; None keeps none.
 
     Raises:
         ModelError: the model's logits are not finite.
+        ConfigError: the disk has no room for the hidden states.
     """
     reuse_freed_memory()
     with lockstep_attention(model):
@@ -58,8 +62,24 @@ def generate_corpus(
             scripts = scripts_of(writer.num_shards)
             if not scripts:
                 return
-            samples, dropped = run_scripts(model, scripts, num_rows, report)
-            writer.add_shard(samples, dropped=dropped)
+            written = run_scripts(model, scripts, num_rows, report, recorder)
+            writer.add_shard(written.samples, dropped=written.dropped)
+            if recorder is not None:
+                recorder.keep(writer.folder, written.states)
+
+
+class Written(NamedTuple):
+    """What came of scripts.
+
+    Attributes:
+        samples: in the order of their scripts.
+        dropped: how many scripts gave none.
+        states: of each sample, the hidden states of its tokens; empty where none were recorded.
+    """
+
+    samples: list[Sample]
+    dropped: int
+    states: list[States]
 
 
 def run_scripts(
@@ -67,13 +87,10 @@ def run_scripts(
     scripts: Sequence[Script],
     num_rows: int,
     report: Progress = lambda tokens: None,
-) -> tuple[list[Sample], int]:
-    """All conversations to their ends, `num_rows` of them at a time, a quarter of that beginning together.
-
-    Returns:
-        The samples in the order of their scripts, and how many scripts gave none.
-    """
-    decoder = LockstepDecoder(model)
+    recorder: StateRecorder | None = None,
+) -> Written:
+    """All conversations to their ends, `num_rows` of them at a time, a quarter of that beginning together."""
+    decoder = LockstepDecoder(model, None if recorder is None else recorder.hooks)
     device = model.get_input_embeddings().weight.device
     together = max(1, num_rows // COHORTS)
     waiting = [scripts[i : i + together] for i in range(0, len(scripts), together)][::-1]
@@ -84,6 +101,7 @@ def run_scripts(
             live.append(_Group(len(live) + len(done), waiting.pop(), decoder, device))
         rows = [row for group in live for row in group.next_ids()]
         logits = decoder.step([group.cohort for group in live], torch.tensor(rows, device=device))
+        _record(live, decoder.states)
         draws = [draw for group in live for draw in group.draws()]
         tokens = iter(choose(logits, draws))
         for group in live:
@@ -92,20 +110,34 @@ def run_scripts(
         live = [group for group in live if group.num_rows]
     done.sort(key=lambda group: group.number)
     samples = [sample for group in done for sample in group.samples()]
-    return samples, len(scripts) - len(samples)
+    states = [states for group in done for states in group.states]
+    return Written(samples, len(scripts) - len(samples), states)
 
 
+def _record(groups: Sequence[_Group], states: Mapping[int, Tensor]) -> None:
+    """Hand each group its rows of the states of a step."""
+    first = 0
+    for group in groups:
+        rows = slice(first, first + group.num_rows)
+        group.record({tap: state[rows] for tap, state in states.items()})
+        first += group.num_rows
+
+
+@torch.inference_mode()
 def choose(logits: Tensor, draws: Sequence[Draw | None]) -> list[int]:
     """The token of each row that draws one; rows without a draw get 0.
 
     Args:
-        logits: [R, V].
+        logits: [R, V]; those of tokens that a row may not draw are overwritten.
         draws: [R].
 
     Raises:
         ModelError: a row that draws has no finite logit.
     """
     tokens = [0] * len(draws)
+    for row, draw in enumerate(draws):
+        if draw is not None and draw.banned:
+            logits[row, list(draw.banned)] = -torch.inf
     best = logits.max(-1)
     greedy = [i for i, draw in enumerate(draws) if draw is not None and draw.temperature == 0]
     finite = best.values.isfinite().tolist()
@@ -138,7 +170,8 @@ def _sample(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
 class _Group:
     """The scripts of a cohort, and which row of it each one is.
 
-    A row whose script has ended stays until enough of them have, fed with its last token.
+    A row whose script has ended stays until enough of them have, fed with its last token: once at least,
+    so that the states of every token have been seen.
     """
 
     def __init__(
@@ -151,6 +184,9 @@ class _Group:
         self._last = [0] * len(scripts)
         self._rows = list(range(len(scripts)))
         self._samples: dict[int, Sample] = {}
+        self._seen = CohortStates(len(self._scripts))
+        self.states: list[States] = []
+        """Of each sample, once all rows have ended; empty mappings where nothing was recorded."""
         if any(isinstance(asked, Draw) for asked in self._asked):
             raise ModelError(
                 "the chat template writes nothing before the user's words, so there is no token for the "
@@ -158,6 +194,7 @@ class _Group:
             )
         start = self._shared_start()
         self.cohort = decoder.start(torch.tensor(start, device=device))
+        self.record(decoder.states)
 
     @property
     def num_rows(self) -> int:
@@ -177,6 +214,12 @@ class _Group:
         """[R, 1] each row's last token, which the model has not seen."""
         return [[self._last[i]] for i in self._rows]
 
+    def record(self, states: Mapping[int, Tensor]) -> None:
+        """Keep the states [R, N, h] of the pass that was made last; one without tokens has none."""
+        new = next(iter(states.values())).shape[1] if states else 0
+        if new and self.cohort.length:
+            self._seen.add(self._rows, self.cohort.length - new, states)
+
     def advance(self, tokens: Sequence[int]) -> int:
         """Give every row its next token: its own, or the one that was drawn.
 
@@ -184,9 +227,10 @@ class _Group:
             Tokens of the conversations that ended with this.
         """
         before = set(self._samples)
+        going = [row for row, i in enumerate(self._rows) if self._asked[i] is not None]
         self._feed(tokens)
-        if sum(self._asked[i] is not None for i in self._rows) <= COMPACT_AT * len(self._rows):
-            self._compact()
+        if len(going) <= COMPACT_AT * len(self._rows):
+            self._keep(going)
         return sum(len(self._samples[i].token_ids) for i in self._samples.keys() - before)
 
     def _shared_start(self) -> list[list[int]]:
@@ -202,17 +246,28 @@ class _Group:
             asked = self._asked[i]
             if asked is None:
                 continue
-            self._last[i] = asked.token_id if isinstance(asked, Given) else token
-            try:
-                self._asked[i] = self._scripts[i].send(self._last[i])
-            except StopIteration as end:
-                self._asked[i] = None
-                if end.value is not None:
-                    self._samples[i] = end.value
+            self._send(i, asked.token_id if isinstance(asked, Given) else token)
+            replaced = self._asked[i]
+            if isinstance(replaced, Given) and replaced.replaces:
+                self._send(i, replaced.token_id)
         return [self._last[i] for i in self._rows]
 
-    def _compact(self) -> None:
-        kept = [row for row, i in enumerate(self._rows) if self._asked[i] is not None]
-        self._rows = [self._rows[row] for row in kept]
-        if kept:
-            self.cohort.keep(kept)
+    def _send(self, i: int, token: int) -> None:
+        """Tell a script its next token, and hear what it asks for then."""
+        self._last[i] = token
+        try:
+            self._asked[i] = self._scripts[i].send(token)
+        except StopIteration as end:
+            self._asked[i] = None
+            if end.value is not None:
+                self._samples[i] = end.value
+
+    def _keep(self, rows: Sequence[int]) -> None:
+        """Drop all rows but these; the others have ended, and their last token has been seen."""
+        self._rows = [self._rows[row] for row in rows]
+        if rows:
+            self.cohort.keep(rows)
+        else:
+            tokens = [(i, len(self._samples[i].token_ids)) for i in sorted(self._samples)]
+            self.states = [self._seen.take(i, count) for i, count in tokens]
+            del self._seen

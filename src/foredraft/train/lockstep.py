@@ -9,8 +9,8 @@ are taken out, and new cohorts join at any time.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, DynamicCach
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from foredraft.backends.hf_probe import relative_error, tolerance
+from foredraft.backends.hf_taps import Taps
 from foredraft.errors import ModelError
 
 ATTENTION = "foredraft_lockstep"
@@ -72,10 +73,19 @@ class Cohort:
 
 
 class LockstepDecoder:
-    """Steps cohorts of sequences of one model. Use it inside `lockstep_attention(model)`."""
+    """Steps cohorts of sequences of one model. Use it inside `lockstep_attention(model)`.
 
-    def __init__(self, model: Any) -> None:
-        self._model = model
+    Args:
+        model: a `transformers` causal language model.
+        taps: its hidden states that are read in each pass; None reads none.
+
+    Attributes:
+        states: tap -> [R, N, h] of the last pass; empty where none are read.
+    """
+
+    def __init__(self, model: Any, taps: Taps | None = None) -> None:
+        self._model, self._taps = model, taps
+        self.states: Mapping[int, Tensor] = {}
         config = model.config.get_text_config(decoder=True)
         self._cache = _NoCache([_NoLayer() for _ in range(config.num_hidden_layers)])
 
@@ -86,6 +96,7 @@ class LockstepDecoder:
             token_ids: int64 [R, N] what its sequences begin with; N may be 0.
         """
         cohort = Cohort(token_ids.shape[0])
+        self.states = {}
         if token_ids.shape[1]:
             self._forward([cohort], token_ids)
         return cohort
@@ -107,17 +118,21 @@ class LockstepDecoder:
         count = token_ids.shape[1]
         starts = torch.tensor([cohort.length for cohort in cohorts for _ in range(cohort.num_rows)])
         positions = starts[:, None] + torch.arange(count)
-        logits: Tensor = self._model(
-            input_ids=token_ids,
-            position_ids=positions.to(token_ids.device),
-            cache=self._cache,
-            use_cache=True,
-            logits_to_keep=1,
-            lockstep_cohorts=cohorts,
-        ).logits[:, -1]
+        with self._collecting() as self.states:
+            logits: Tensor = self._model(
+                input_ids=token_ids,
+                position_ids=positions.to(token_ids.device),
+                cache=self._cache,
+                use_cache=True,
+                logits_to_keep=1,
+                lockstep_cohorts=cohorts,
+            ).logits[:, -1]
         for cohort in cohorts:
             cohort.length += count
         return logits
+
+    def _collecting(self) -> AbstractContextManager[dict[int, Tensor]]:
+        return nullcontext({}) if self._taps is None else self._taps.collecting()
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from foredraft.errors import DataError
+from foredraft.train.scripts import DocumentTask
 
 BUILTIN, NONE = "builtin", "none"
 LEFT_ALONE = 0.4
@@ -105,6 +106,21 @@ FOLLOW_UPS = (
 )
 """How they may go on, in whole or in part about what was said before."""
 
+DOCUMENT_TASKS = (
+    ("Summarize the following article.\n\n", "", False),
+    ("Summarize: ", "", False),
+    ("Write a short summary of this text:\n\n", "", False),
+    ("Here is a news story. Give its main points.\n\n", "", False),
+    ("", "\n\nSummarize the text above.", False),
+    ("Article: ", "\n\nSummary:", False),
+    ("", "\n\nWhat is this about?", False),
+    ("Rewrite the following text in simpler words.\n\n", "", False),
+    ("Edit the following text:\n\n", "", False),
+    ("Read the passage and answer the question.\n\nPassage: ", "\n\nQuestion:", True),
+    ("Context: ", "\n\nUsing the context,", True),
+)
+"""What users may ask about a text: before it, after it, and whether the rest is the model's."""
+
 
 def read_openings(name: str, tokenizer: Any) -> tuple[tuple[int, ...], ...]:
     """Token ids of openings, the empty one as often as `LEFT_ALONE` asks.
@@ -125,9 +141,23 @@ def read_follow_ups(name: str, tokenizer: Any) -> tuple[tuple[int, ...], ...]:
     return _mixed(FOLLOW_UPS, tokenizer) if name == BUILTIN else ((),)
 
 
+def read_tasks(name: str, tokenizer: Any) -> tuple[DocumentTask, ...]:
+    """What users may ask about documents: built-in tasks beside the built-in openings, else none."""
+    if name != BUILTIN:
+        return ()
+    return tuple(
+        DocumentTask(_ids(before, tokenizer), _ids(after, tokenizer), asks)
+        for before, after, asks in DOCUMENT_TASKS
+    )
+
+
+def _ids(text: str, tokenizer: Any) -> tuple[int, ...]:
+    return tuple(tokenizer(text, add_special_tokens=False)["input_ids"]) if text else ()
+
+
 def _mixed(texts: Sequence[str], tokenizer: Any) -> tuple[tuple[int, ...], ...]:
     """Their token ids, and nothing as often as `LEFT_ALONE` asks."""
-    written = [tuple(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]
+    written = [_ids(text, tokenizer) for text in texts]
     alone = round(len(written) * LEFT_ALONE / (1 - LEFT_ALONE))
     return (*[()] * alone, *written)
 

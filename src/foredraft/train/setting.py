@@ -16,13 +16,10 @@ from foredraft.backends import hf_facts
 from foredraft.errors import ConfigError, DataError
 from foredraft.train.checkpoints import Checkpoints
 from foredraft.train.corpus import Corpus
-from foredraft.train.data import tokenizer_digest, weights_digest
+from foredraft.train.digests import DIGITS, target_identity, tokenizer_digest, weights_digest
 from foredraft.train.folder import CHECKPOINTS
-from foredraft.train.state_cache import ShardTokens, StateCache
+from foredraft.train.state_cache import STATES, ShardTokens, StateCache
 from foredraft.train.vocabulary import coverage, most_frequent, token_counts
-
-DIGITS = 16
-STATES = "states"
 
 
 def check_kept(folder: Path, **asked: tuple[Any, Any]) -> None:
@@ -145,11 +142,7 @@ class Setting:
 
     def identity(self) -> dict[str, Any]:
         """What tells this target from others, as JSON."""
-        return {
-            "class": type(self.model).__name__,
-            "dtype": str(self.model.dtype).removeprefix("torch."),
-            "weights": weights_digest(self.model)[:DIGITS],
-        }
+        return target_identity(self.model)
 
     def vocabulary_identity(self, ids: Tensor | None) -> dict[str, Any]:
         """Size, digest and coverage of a draft vocabulary, as JSON."""

@@ -23,6 +23,8 @@ from torch import Tensor
 from foredraft.errors import ConfigError
 from foredraft.train.corpus import Corpus
 
+STATES = "states"
+"""Folder of a corpus that holds the states of its samples."""
 DIGITS = 16
 BLOCK = 512
 """Bytes of what `st_blocks` counts."""
@@ -38,15 +40,17 @@ class ShardTokens:
     @classmethod
     def all_of(cls, corpus: Corpus) -> list[ShardTokens]:
         """Every shard of a corpus, in order."""
-        shards, first = [], 0
-        for entry in corpus.manifest["shards"]:
-            samples = [corpus[first + i].token_ids for i in range(entry["samples"])]
-            first += len(samples)
-            digest, lengths = hashlib.sha256(), [len(sample) for sample in samples]
-            for sample in samples:
-                digest.update(np.int64(len(sample)).tobytes() + sample.tobytes())
-            shards.append(cls(digest.hexdigest(), np.array(lengths, np.int64)))
-        return shards
+        return [cls.at(corpus, number) for number in range(len(corpus.manifest["shards"]))]
+
+    @classmethod
+    def at(cls, corpus: Corpus, number: int) -> ShardTokens:
+        """One shard of a corpus; -1 is the last."""
+        digest, lengths = hashlib.sha256(), []
+        for sample in corpus.shard(number):
+            tokens = sample.token_ids
+            digest.update(np.int64(len(tokens)).tobytes() + tokens.tobytes())
+            lengths.append(len(tokens))
+        return cls(digest.hexdigest(), np.array(lengths, np.int64))
 
 
 class StateCache:

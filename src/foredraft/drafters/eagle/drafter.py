@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from torch import Tensor
 from foredraft.config import MAX_TREE_NODES
 from foredraft.drafters.eagle.cache import HeadCache
 from foredraft.drafters.eagle.head import EagleHead
+from foredraft.drafters.eagle.vocabulary import TextVocabulary, tokens_to_add_to
 from foredraft.drafters.growth import grow_tree
 from foredraft.drafters.law_candidates import LawCandidates
 from foredraft.errors import CacheError, ConfigError
@@ -56,6 +58,11 @@ class EagleDrafter:
         self.window = head.config.max_position_embeddings if window is None else window
         self.proposals = frozenset({proposal})
         self.rotary = RotaryTable(head)
+
+    @cached_property
+    def known(self) -> frozenset[int] | None:
+        """The head's tokens, where a text can add others; see `TextVocabulary`."""
+        return tokens_to_add_to(self.head)
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -117,6 +124,7 @@ class EagleState:
         self._take_features = take_features
         head = drafter.head
         self._cache = HeadCache(head.config, drafter.window, capacity, head.device, head.dtype)
+        self._vocabulary = TextVocabulary(head, drafter.known)
         self._waiting: list[Tensor] = []  # features [n, F] of committed tokens without a row
         self._level: _Level | None = None
         self._device = head.device  # of the target, once a feature was seen
@@ -131,6 +139,7 @@ class EagleState:
         """Make the rows of the prompt, in chunks; that of its last token waits for the next token."""
         features = self._features()
         self._check(features, len(token_ids))
+        self._vocabulary.add(token_ids)
         if len(features) > 1:
             self._add_text(features[:-1], token_ids[1:])
         self._waiting = [
@@ -145,6 +154,7 @@ class EagleState:
             len(text) < 2 or context.limits.max_depth < 1
         ):  # the first token has no feature before it
             return DraftTree.root_only(text[-1])
+        self._vocabulary.add(text[self._cache.length + 1 :])
         builder = TreeBuilder(text[-1])
         source = LawCandidates(
             context,
@@ -166,13 +176,13 @@ class EagleState:
         self._waiting.clear()
 
     def _target_ids(self) -> Tensor | None:
-        ids = self._head.target_ids
+        ids = self._vocabulary.ids
         return None if ids is None else ids.to(self._device)
 
     def _score(self, nodes: Sequence[int], builder: TreeBuilder, text: Sequence[int]) -> Tensor:
-        """Logits [T, Vd] after nodes of one level, on the target's device."""
+        """Logits [T, Vd + E] after nodes of one level, on the target's device."""
         output = self._root(text, builder) if nodes[0] == 0 else self._deeper(nodes, builder, text)
-        return self._head.logits(output).to(self._device)
+        return self._vocabulary.logits(output).to(self._device)
 
     def _root(self, text: Sequence[int], builder: TreeBuilder) -> Tensor:
         """The output [1, h] that predicts the root's children; catches up with the text on the way."""

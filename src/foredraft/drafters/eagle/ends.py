@@ -7,6 +7,40 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True, slots=True)
+class LmRows:
+    """Rows of a language-model head.
+
+    Attributes:
+        weight: [N, h].
+        bias: [N], or None.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def then(self, others: LmRows) -> LmRows:
+        """These and others behind them, of the same head."""
+        bias = self.bias
+        if bias is not None and others.bias is not None:
+            bias = torch.cat([bias, others.bias])
+        return LmRows(torch.cat([self.weight, others.weight]), bias)
+
+    def last(self, count: int) -> LmRows:
+        """The last `count` of them."""
+        return LmRows(self.weight[-count:], None if self.bias is None else self.bias[-count:])
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> LmRows:
+        """The same elsewhere."""
+        bias = None if self.bias is None else self.bias.to(device, dtype)
+        return LmRows(self.weight.to(device, dtype), bias)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[.., h] -> [.., N]"""
+        return F.linear(hidden, self.weight, self.bias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +96,12 @@ class TargetEnds:
         bias = getattr(self.lm_head, "bias", None)
         assert bias is None or isinstance(bias, Tensor)
         return bias
+
+    def rows_of(self, token_ids: Tensor) -> LmRows:
+        """The rows of these tokens, int64 [N], where the target is and of its dtype."""
+        ids = token_ids.to(self.lm_rows.device)
+        bias = None if self.lm_bias is None else self.lm_bias.detach()[ids]
+        return LmRows(self.lm_rows.detach()[ids], bias)
 
     @property
     def _embed_weight(self) -> Tensor:

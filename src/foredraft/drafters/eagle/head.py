@@ -9,6 +9,7 @@ Papers: EAGLE (arXiv 2401.15077), EAGLE-2 (2406.16858), EAGLE-3 (2503.01840).
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from foredraft.drafters.eagle.config import HeadConfig, Variant
-from foredraft.drafters.eagle.ends import TargetEnds
+from foredraft.drafters.eagle.ends import LmRows, TargetEnds
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(q [B, Hq, T, D], k [B, Hkv, T, D], v [B, Hkv, T, D]), rotated, of the rows of this call -> attention
@@ -160,9 +161,8 @@ class EagleHead(nn.Module):
         if self.own_lm_head:
             self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
         elif self.target_ids is not None:
-            ids = self.target_ids.to(self.ends.lm_rows.device)
-            rows = self.ends.lm_rows.detach()[ids]
-            bias = None if self.ends.lm_bias is None else self.ends.lm_bias.detach()[ids]
+            borrowed = self.ends.rows_of(self.target_ids)
+            rows, bias = borrowed.weight, borrowed.bias
         self.register_buffer("lm_rows", rows, persistent=False)
         self.register_buffer("lm_bias", bias, persistent=False)
 
@@ -242,15 +242,56 @@ class EagleHead(nn.Module):
         """What the next step takes as hidden, [.., h] -> [.., h]."""
         return self.norm(output) if self.config.norm_output else output
 
-    def logits(self, output: Tensor) -> Tensor:
-        """The law of the next token, [.., h] -> [.., Vd], before any softmax."""
+    def rows_of(self, token_ids: Tensor) -> LmRows:
+        """Language-model rows of any tokens of the target, int64 [N], where the head is and in its dtype.
+
+        They are the target's rows; where the head has learnt rows of its own, the target's after the map
+        that takes the target's rows of known tokens to those of the head, see `row_map`.
+        """
+        rows = self.ends.rows_of(token_ids).to(self.device, self.dtype)
+        if self.row_map is None:
+            return rows
+        return LmRows((rows.weight.float() @ self.row_map).to(self.dtype), None)
+
+    @cached_property
+    def row_map(self) -> Tensor | None:
+        """float32 [h, h]: A of the least squares solution of T A = L, with L the head's own language-model
+        rows and T the target's of the same tokens. None where it has none of its own."""
+        if not self.own_lm_head or self.target_ids is None:
+            return None
+        target = self.ends.rows_of(self.target_ids).weight.to(self.device).float()
+        own = self.lm_head.weight.detach().float()
+        solution: Tensor = torch.linalg.lstsq(target, own).solution
+        return solution
+
+    @cached_property
+    def row_error(self) -> float:
+        """|T A - L| / |L|, see `row_map`: how far the rows of tokens that were not learnt may be off."""
+        if self.row_map is None or self.target_ids is None:
+            return 0.0
+        target = self.ends.rows_of(self.target_ids).weight.to(self.device).float()
+        own = self.lm_head.weight.detach().float()
+        return float((target @ self.row_map - own).norm() / own.norm())
+
+    def logits(self, output: Tensor, more: LmRows | None = None) -> Tensor:
+        """The law of the next token, [.., h] -> [.., Vd], before any softmax.
+
+        Args:
+            output: of `step`.
+            more: rows of E tokens beside a reduced vocabulary: then the logits are [.., Vd + E].
+        """
         hidden = output if self.config.variant == 1 else self.norm(output)
         if self.own_lm_head:
-            logits: Tensor = self.lm_head(hidden)
-            return logits
+            return _beside(self.lm_head(hidden), hidden, more)
         if self.lm_rows is not None:
-            return self.ends.finish(F.linear(hidden, self.lm_rows, self.lm_bias))
+            products = F.linear(hidden, self.lm_rows, self.lm_bias)
+            return self.ends.finish(_beside(products, hidden, more))
         return self.ends.logits(hidden)
+
+
+def _beside(products: Tensor, hidden: Tensor, more: LmRows | None) -> Tensor:
+    """Products [.., Vd], and behind them those of E other rows."""
+    return products if more is None else torch.cat([products, more.logits(hidden)], -1)
 
 
 def rotated(x: Tensor, rotary: Rotary) -> Tensor:
