@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,19 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import foredraft
+from foredraft import GenerationOptions
 from foredraft.cli.main import app
 from foredraft.errors import ConfigError
 from foredraft.train import data
+from foredraft.train.corpus import CorpusWriter
 from foredraft.train.loop import fit
 from foredraft.train.metrics import MetricsFile
 from foredraft.train.options import MOST_SEED, TrainOptions
 from foredraft.train.state_cache import ShardTokens, StateCache
 from tests.tiny_folders import save_folder
 from tests.train.stock_templates import CHATML
+from tests.train.test_cli_train import make_corpus, train
 from tests.train.toy_training import ToyObjective, counting_corpus, toy_options
 
 
@@ -98,3 +103,52 @@ def test_states_that_cannot_be_kept_beside_a_corpus(tmp_path: Path, blocked: str
     cache = StateCache(tmp_path / "states", {}, shards, 8, torch.float32)
     with pytest.raises(ConfigError, match="--no-keep-states"):
         cache.reserve([1])
+
+
+def test_a_corpus_and_a_drafter_do_not_share_a_folder(tmp_path: Path) -> None:
+    CorpusWriter(tmp_path, {"vocab_size": 97})
+    before = sorted(file.name for file in tmp_path.iterdir())
+    with pytest.raises(ConfigError, match="holds a corpus, and a drafter needs a folder"):
+        fit(ToyObjective(), counting_corpus(), toy_options(), tmp_path)
+    assert sorted(f.name for f in tmp_path.iterdir() if f.name != ".lock") == before
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("data", "generate", "--tokens", "9"),
+        ("data", "join", "a", "b"),
+        ("train", "eagle", "--data", "a", "--steps", "1"),
+        ("train", "draft-model", "--data", "a", "--steps", "1"),
+        ("bench", "run"),
+    ],
+)
+def test_an_empty_name_is_no_folder(
+    command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an unset variable of a script gives; the current folder stays as it is."""
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, [*command, "--out", ""], env={"COLUMNS": "400"})
+    assert done.exit_code == 2
+    assert "it is empty; name a folder" in done.output
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "draft-model"])
+def test_a_drafter_of_other_weights_is_told(kind: str, tmp_path: Path) -> None:
+    """Of the same shape it would draft in silence, and badly; texts are right all the same."""
+    tokenizer = CHATML.tokenizer()
+    save_folder(tmp_path / "model", tokenizer)
+    save_folder(tmp_path / "other", tokenizer, seed=1)
+    data_folder = make_corpus(tmp_path / "model", tmp_path / "data")
+    drafter = tmp_path / kind
+    assert train(kind, data_folder, drafter, model=tmp_path / "model").exit_code == 0
+    options = GenerationOptions(max_new_tokens=12, ignore_eos=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        foredraft.load(tmp_path / "model", drafter=drafter, dtype="float32")
+    with pytest.warns(UserWarning, match="trained for other weights than this model's"):
+        engine = foredraft.load(tmp_path / "other", drafter=drafter, dtype="float32")
+    plain = foredraft.load(tmp_path / "other", drafter="none", dtype="float32")
+    answers = [e.generate("the cat", options).token_ids for e in (engine, plain)]
+    assert answers[0] == answers[1]

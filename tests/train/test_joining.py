@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from foredraft.cli.main import app
 from foredraft.errors import ConfigError, DataError
 from foredraft.train.corpus import MANIFEST, Corpus, CorpusWriter, Sample
 from foredraft.train.joining import join_corpora
-from foredraft.train.state_cache import ShardTokens
+from foredraft.train.state_cache import STATES, ShardTokens, StateCache
 
 
 def _corpus(folder: Path, firsts: list[int], **facts: object) -> Path:
@@ -49,6 +52,30 @@ def test_shards_keep_what_names_their_states(tmp_path: Path) -> None:
     join_corpora([a, b], tmp_path / "whole")
     parts = [shard.digest for part in (a, b) for shard in ShardTokens.all_of(Corpus(part))]
     assert [s.digest for s in ShardTokens.all_of(Corpus(tmp_path / "whole"))] == parts
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_hidden_states_go_with_their_shards(
+    links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*paths: Path) -> None:
+        raise OSError(errno.EXDEV, "another disk")
+
+    def cache(folder: Path) -> StateCache:
+        shards = ShardTokens.all_of(Corpus(folder))
+        return StateCache(folder / STATES, {"weights": "w"}, shards, 4, torch.float32)
+
+    if not links:
+        monkeypatch.setattr(os, "link", refuse)
+    parts = [_corpus(tmp_path / "a", [1, 9]), _corpus(tmp_path / "b", [20])]
+    count, length = torch.arange(4), torch.tensor([6, 3, 6, 3])
+    states = torch.randn(4, 6, 4, generator=torch.Generator().manual_seed(0))
+    cache(parts[0]).write(7, count, length, states)  # the other has none
+    join_corpora(parts, tmp_path / "whole")
+    whole = cache(tmp_path / "whole")
+    assert whole.has([7], count, length)
+    assert not whole.has([7], torch.tensor([4]), torch.tensor([6]))
+    assert torch.equal(whole.read(7, count[:1], length[:1])[0], states[0])
 
 
 def test_a_name_that_differs_is_left_out(tmp_path: Path) -> None:

@@ -32,7 +32,10 @@ def _default(name: str) -> Any:
 @app.command()
 def run(
     out: Annotated[
-        Path, typer.Option(help="Folder of the run; an interrupted one is gone on with.")
+        Path,
+        typer.Option(
+            parser=common.folder_path, help="Folder of the run; an interrupted one is gone on with."
+        ),
     ],
     model: Annotated[
         str, typer.Option(help="smollm2, a hub id, a folder, or a .gguf file.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,6 +21,14 @@ if TYPE_CHECKING:
 
 WARM_UP_TOKENS = 8
 DEFAULTS = GenerationOptions()
+
+
+def folder_path(text: str) -> Path:
+    """A folder that the user names; an empty name, which a script's unset variable gives, is none."""
+    if not text.strip():
+        raise typer.BadParameter("it is empty; name a folder, or . for this one")
+    return Path(text)
+
 
 Model = Annotated[str, typer.Option(help="smollm2, a hub id, a folder, or a .gguf file.")]
 Method = Annotated[

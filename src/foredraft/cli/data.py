@@ -31,7 +31,12 @@ _UNUSED = {
     ),
 }
 """Options without a meaning when the users' words, or all words, are given."""
-Out = Annotated[Path, typer.Option(help="Folder of the corpus; an unfinished one is gone on with.")]
+Out = Annotated[
+    Path,
+    typer.Option(
+        parser=common.folder_path, help="Folder of the corpus; an unfinished one is gone on with."
+    ),
+]
 
 
 @app.command()
@@ -144,7 +149,7 @@ def show(
 @app.command()
 def join(
     folders: Annotated[list[Path], typer.Argument(help="Corpora of one tokenizer, two or more.")],
-    out: Annotated[Path, typer.Option(help="Folder of the new corpus.")],
+    out: Annotated[Path, typer.Option(parser=common.folder_path, help="Folder of the new corpus.")],
 ) -> None:
     """Copy several corpora into one, to train on all of them."""
     with clear_failures():

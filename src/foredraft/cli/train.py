@@ -24,7 +24,12 @@ app.callback()(wait_briefly)
 Data = Annotated[
     Path, typer.Option(help="Folder of a corpus; `foredraft data generate` makes one.")
 ]
-Out = Annotated[Path, typer.Option(help="Folder of the run, and of the drafter that comes of it.")]
+Out = Annotated[
+    Path,
+    typer.Option(
+        parser=common.folder_path, help="Folder of the run, and of the drafter that comes of it."
+    ),
+]
 Resume = Annotated[
     bool, typer.Option("--resume", help="Go on with the run in --out, if there is one.")
 ]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
 from foredraft import zoo
 from foredraft.backends.hf_loading import hub_reachable
+from foredraft.backends.identity import target_identity
 from foredraft.drafters.eagle.checkpoint import is_head_folder, load_head
 from foredraft.drafters.eagle.fields import TargetSizes, check_fits
 from foredraft.drafters.eagle.head import EagleHead
@@ -19,6 +22,8 @@ from foredraft.methods import Kind, Method
 from foredraft.protocols import Target
 from foredraft.zoo.shipped import shipped_drafters
 
+RECIPE = "recipe.json"
+"""What `foredraft train` writes beside a drafter."""
 HEAD_FILES = ("*.json", "*.safetensors", "*.bin")
 
 
@@ -89,7 +94,10 @@ def read_head(source: Any, target: Target) -> EagleHead:
         check_fits(source.config, TargetSizes.of(model))
         return source
     path = Path(os.path.expanduser(source))
-    return load_head(path if os.path.exists(path) else _fetch(str(source)), model)
+    folder = path if os.path.exists(path) else _fetch(str(source))
+    head = load_head(folder, model)
+    _warn_of_others_weights(folder, model)
+    return head
 
 
 def is_student(source: Any) -> bool:
@@ -110,7 +118,26 @@ def read_student(source: str | Path, target: Target, tokenizer: Any | None) -> S
             f"the draft model at {str(source)!r} needs the Hugging Face model that it was cut from, and "
             f"the target is {type(target).__name__}"
         )
-    return Student(load_student(os.path.expanduser(source), model), tokenizer)
+    folder = Path(os.path.expanduser(source))
+    student = Student(load_student(folder, model), tokenizer)
+    _warn_of_others_weights(folder, model)
+    return student
+
+
+def _warn_of_others_weights(folder: Path, model: Any) -> None:
+    """Say so when a drafter was trained for other weights than the target's: nothing else would show it."""
+    try:
+        made_for = json.loads((folder / RECIPE).read_text(encoding="utf-8"))["target"]
+        weights, dtype = made_for["weights"], made_for["dtype"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return  # it was not trained here
+    own = target_identity(model)
+    if dtype == own["dtype"] and weights != own["weights"]:
+        warnings.warn(
+            f"the drafter in {folder} was trained for other weights than this model's: texts stay right, but "
+            "fewer of its tokens will be accepted; train one for this model",
+            stacklevel=2,
+        )
 
 
 def _fetch(name: str) -> Path:

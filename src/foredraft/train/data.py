@@ -14,12 +14,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from foredraft.backends.identity import weights_digest
 from foredraft.drafters.eagle.config import default_taps
 from foredraft.errors import ConfigError, DataError
 from foredraft.files import in_use
 from foredraft.train.answering import Keeper, Prompter
 from foredraft.train.corpus import CorpusWriter
-from foredraft.train.digests import digest_of, tokenizer_digest, weights_digest
+from foredraft.train.digests import digest_of, tokenizer_digest
 from foredraft.train.generation import ScriptsOf, generate_corpus
 from foredraft.train.openings import BUILTIN, read_follow_ups, read_openings, read_tasks
 from foredraft.train.recording import StateRecorder

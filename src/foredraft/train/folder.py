@@ -21,6 +21,7 @@ from typing import Any
 from foredraft.errors import ConfigError
 from foredraft.files import in_use, write_json
 from foredraft.train.checkpoints import Checkpoints
+from foredraft.train.corpus import MANIFEST
 from foredraft.train.metrics import MetricsFile
 
 RUN, RECIPE, METRICS, PLOT, CHECKPOINTS = (
@@ -72,7 +73,11 @@ class TrainFolder:
                 )
 
     def _check_free(self) -> None:
-        """Refuse to replace a model: the target's folder, or a drafter that was fetched."""
+        """Refuse to replace a model (the target's folder, a drafter that was fetched) or to mix with data."""
+        if (self.path / MANIFEST).exists():
+            raise ConfigError(
+                f"{self.path} holds a corpus, and a drafter needs a folder of its own; give another --out"
+            )
         for name in DRAFTER:
             if (self.path / name).exists():
                 raise ConfigError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from foredraft.errors import ConfigError
 from foredraft.files import in_use, write_json
 from foredraft.train.corpus import MANIFEST, read_manifest
 from foredraft.train.data import TOKENIZER
+from foredraft.train.state_cache import STATES
 
 SHARED = ("format", "dtype", "vocab_size", "tokenizer", "end_ids")
 """What corpora must have in common to be read as one."""
@@ -19,6 +21,8 @@ SHARED = ("format", "dtype", "vocab_size", "tokenizer", "end_ids")
 
 def join_corpora(folders: Sequence[Path], out: Path) -> dict[str, Any]:
     """Copy the shards of several corpora into a new one, which remembers how each was made.
+
+    Hidden states that were kept are shared with it.
 
     Args:
         folders: the corpora, two or more; their shards stand in this order.
@@ -45,12 +49,24 @@ def join_corpora(folders: Sequence[Path], out: Path) -> dict[str, Any]:
                 name = f"shard-{len(shards):05d}.safetensors"
                 shutil.copyfile(folder / entry["name"], out / name)
                 shards.append({**entry, "name": name})
+            _share_states(folder / STATES, out / STATES)
         if (folders[0] / TOKENIZER).is_dir():
             shutil.copytree(folders[0] / TOKENIZER, out / TOKENIZER, dirs_exist_ok=True)
         parts = [{k: v for k, v in m.items() if k != "shards"} for m in manifests]
         whole = {**_common(manifests), "joined": parts, "shards": shards}
         write_json(out / MANIFEST, whole)
     return whole
+
+
+def _share_states(states: Path, out: Path) -> None:
+    """Hidden states that were kept, which go by the shards' contents: one file in both, if the disk can."""
+    for file in states.glob("*/*"):
+        place = out / file.parent.name / file.name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(file, place)
+        except OSError:
+            shutil.copyfile(file, place)
 
 
 def _check_fit(folders: Sequence[Path], manifests: Sequence[dict[str, Any]]) -> None:

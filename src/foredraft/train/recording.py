@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from foredraft.backends.hf_taps import Taps
+from foredraft.backends.identity import target_identity
 from foredraft.train.corpus import Corpus
-from foredraft.train.digests import target_identity
 from foredraft.train.state_cache import STATES, ShardTokens, StateCache
 
 BLOCK = 128

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from foredraft.backends import hf_facts
+from foredraft.backends.identity import DIGITS, target_identity, weights_digest
 from foredraft.errors import ConfigError, DataError
 from foredraft.train.checkpoints import Checkpoints
 from foredraft.train.corpus import Corpus
-from foredraft.train.digests import DIGITS, target_identity, tokenizer_digest, weights_digest
+from foredraft.train.digests import tokenizer_digest
 from foredraft.train.folder import CHECKPOINTS
 from foredraft.train.state_cache import STATES, ShardTokens, StateCache
 from foredraft.train.vocabulary import coverage, most_frequent, token_counts
