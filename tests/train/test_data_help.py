@@ -13,6 +13,7 @@ from foredraft.config import default_of
 from foredraft.train.data import DataPlan
 from foredraft.train.scripts import Mixture
 
+NOT_NUMBERS = ("mixture", "openings", "follow_ups", "tasks", "max_looping", "keep_states", "taps")
 TOLD = re.compile(r"\[default: (.*)\]")
 
 
@@ -25,11 +26,7 @@ def _options() -> dict[str, str]:
 def _defaults() -> dict[str, object]:
     owners = (Mixture, DataPlan)
     names = [(owner, field.name) for owner in owners for field in dataclasses.fields(owner)]
-    return {
-        name: default_of(owner, name)
-        for owner, name in names
-        if name not in ("mixture", "openings", "follow_ups", "max_looping")
-    }
+    return {name: default_of(owner, name) for owner, name in names if name not in NOT_NUMBERS}
 
 
 def _as_told(value: object) -> str:

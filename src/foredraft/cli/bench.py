@@ -34,7 +34,9 @@ def run(
     out: Annotated[
         Path,
         typer.Option(
-            parser=common.folder_path, help="Folder of the run; an interrupted one is gone on with."
+            parser=common.folder_path,
+            metavar="<path>",
+            help="Folder of the run; an interrupted one is gone on with.",
         ),
     ],
     model: Annotated[

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from foredraft.cli import common
 from foredraft.cli.failures import FAILURE, clear_failures
+from foredraft.cli.flags import Flag, given, takes_flags
 from foredraft.cli.interrupts import INTERRUPTED, noticed_interrupts
 from foredraft.cli.taps import taps_of
 from foredraft.cli.threads import wait_briefly
@@ -34,14 +35,44 @@ _UNUSED = {
 Out = Annotated[
     Path,
     typer.Option(
-        parser=common.folder_path, help="Folder of the corpus; an unfinished one is gone on with."
+        parser=common.folder_path,
+        metavar="<path>",
+        help="Folder of the corpus; an unfinished one is gone on with.",
     ),
 ]
 
 
+WRITING: Mapping[str, Flag] = {
+    "openings": Flag(
+        str | None, "How the model's users begin: builtin, none, or a file with one a line."
+    ),
+    "seed": Flag(int | None, "Same seed, same corpus. [default: 0]"),
+    "batch": Flag(int | None, "Conversations decoded together. [default: 128]"),
+    "greedy_share": Flag(
+        float | None, "Share of conversations with greedy replies. [default: 0.75]"
+    ),
+    "temperatures": Flag(str | None, "Of the other replies, comma-separated. [default: 0.7,1.0]"),
+    "top_p": Flag(float | None, "Of everything that is sampled. [default: 0.95]"),
+    "max_user_tokens": Flag(int | None, "A longer question ends its conversation. [default: 384]"),
+    "max_reply_tokens": Flag(int | None, "A longer reply is cut there. [default: 256]"),
+    "max_length": Flag(int | None, "Tokens of a conversation. [default: 1024]"),
+    "more_turns": Flag(
+        float | None, "Probability of another question after a reply. [default: 0.6]"
+    ),
+    "documents": Flag(
+        float | None,
+        "Share of conversations about a long text, which the model writes too. [default: 0.15]",
+    ),
+    "max_document_tokens": Flag(int | None, "Tokens of such a text. [default: 600]"),
+}
+"""How conversations are written; what is not given is as in `DataPlan` and `Mixture`."""
+
+
 @app.command()
+@takes_flags("writing", WRITING)
 def generate(
     out: Out,
+    writing: dict[str, Any],
     model: common.Model = "smollm2",
     tokens: Annotated[
         int | None, typer.Option(help="Tokens in all; with --prompts, none means all of them.")
@@ -55,46 +86,6 @@ def generate(
     answers: Annotated[
         str, typer.Option(help="generate has the model reply; keep takes the replies given.")
     ] = "generate",
-    openings: Annotated[
-        str | None,
-        typer.Option(help="How the model's users begin: builtin, none, or a file with one a line."),
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Same seed, same corpus. [default: 0]")] = None,
-    batch: Annotated[
-        int | None, typer.Option(help="Conversations decoded together. [default: 128]")
-    ] = None,
-    greedy_share: Annotated[
-        float | None,
-        typer.Option(help="Share of conversations with greedy replies. [default: 0.75]"),
-    ] = None,
-    temperatures: Annotated[
-        str | None, typer.Option(help="Of the other replies, comma-separated. [default: 0.7,1.0]")
-    ] = None,
-    top_p: Annotated[
-        float | None, typer.Option(help="Of everything that is sampled. [default: 0.95]")
-    ] = None,
-    max_user_tokens: Annotated[
-        int | None, typer.Option(help="A longer question ends its conversation. [default: 384]")
-    ] = None,
-    max_reply_tokens: Annotated[
-        int | None, typer.Option(help="A longer reply is cut there. [default: 256]")
-    ] = None,
-    max_length: Annotated[
-        int | None, typer.Option(help="Tokens of a conversation. [default: 1024]")
-    ] = None,
-    more_turns: Annotated[
-        float | None,
-        typer.Option(help="Probability of another question after a reply. [default: 0.6]"),
-    ] = None,
-    documents: Annotated[
-        float | None,
-        typer.Option(
-            help="Share of conversations about a long text, which the model writes too. [default: 0.15]"
-        ),
-    ] = None,
-    max_document_tokens: Annotated[
-        int | None, typer.Option(help="Tokens of such a text. [default: 600]")
-    ] = None,
     keep_states: Annotated[
         bool,
         typer.Option(
@@ -112,24 +103,8 @@ def generate(
     The same command goes on with what is unfinished.
     """
     with clear_failures():
-        chosen = {
-            "seed": seed,
-            "batch": batch,
-            "openings": openings,
-            "greedy_share": greedy_share,
-            "temperatures": _numbers(temperatures),
-            "documents": documents,
-            "max_document_tokens": max_document_tokens,
-            "top_p": top_p,
-            "max_user_tokens": max_user_tokens,
-            "max_reply_tokens": max_reply_tokens,
-            "max_length": max_length,
-            "more_turns": more_turns,
-        }
         states = {"keep_states": keep_states, "taps": taps_of(taps)}
-        plan = _plan(
-            tokens, prompts, answers, states, {k: v for k, v in chosen.items() if v is not None}
-        )
+        plan = _plan(tokens, prompts, answers, states, given(writing))
         _make(out, plan, model, dtype, device)
 
 
@@ -149,7 +124,10 @@ def show(
 @app.command()
 def join(
     folders: Annotated[list[Path], typer.Argument(help="Corpora of one tokenizer, two or more.")],
-    out: Annotated[Path, typer.Option(parser=common.folder_path, help="Folder of the new corpus.")],
+    out: Annotated[
+        Path,
+        typer.Option(parser=common.folder_path, metavar="<path>", help="Folder of the new corpus."),
+    ],
 ) -> None:
     """Copy several corpora into one, to train on all of them."""
     with clear_failures():
@@ -170,9 +148,7 @@ def join(
             common.console(stderr=True).print(f"warning: {line}")
 
 
-def _numbers(text: str | None) -> tuple[float, ...] | None:
-    if text is None:
-        return None
+def _numbers(text: str) -> tuple[float, ...]:
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
@@ -203,6 +179,8 @@ def _plan(
                 f"--{name.replace('_', '-')} belongs to the built-in openings, and --openings gives "
                 "others; leave one of them out"
             )
+    if "temperatures" in chosen:
+        chosen["temperatures"] = _numbers(chosen["temperatures"])
     own = {name: chosen.pop(name) for name in ("seed", "batch", "openings") if name in chosen}
     return DataPlan(
         num_tokens=tokens,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,6 +10,7 @@ import typer
 
 from foredraft.cli import common
 from foredraft.cli.failures import clear_failures
+from foredraft.cli.flags import Flag, given, takes_flags
 from foredraft.cli.taps import taps_of
 from foredraft.cli.threads import wait_briefly
 from foredraft.cli.train_options import takes_train_options, train_options
@@ -27,7 +29,9 @@ Data = Annotated[
 Out = Annotated[
     Path,
     typer.Option(
-        parser=common.folder_path, help="Folder of the run, and of the drafter that comes of it."
+        parser=common.folder_path,
+        metavar="<path>",
+        help="Folder of the run, and of the drafter that comes of it.",
     ),
 ]
 Resume = Annotated[
@@ -100,41 +104,35 @@ def draft_model(
         train(objective, chosen, data, out, model, dtype, start_from, resume, keep_states)
 
 
+LOSSES: Mapping[int, dict[str, Flag]] = {
+    3: {
+        "steps_ahead": Flag(int | None, "EAGLE-3: steps of the training-time test.", shown="4"),
+        "decay": Flag(float | None, "EAGLE-3: weight of each step over the last.", shown="0.8"),
+        "later_share": Flag(
+            float | None, "EAGLE-3: share of the rows that later steps use.", shown="0.5"
+        ),
+        "sharpen": Flag(float | None, "EAGLE-3: exponent of the law that is taught.", shown="1.0"),
+    },
+    1: {
+        "feature": Flag(float | None, "EAGLE-1: weight of the feature loss.", shown="1.0"),
+        "soft_label": Flag(float | None, "EAGLE-1: weight of the soft-label loss.", shown="0.1"),
+        "noise": Flag(float | None, "EAGLE-1: width of the noise on features.", shown="0.2"),
+    },
+}
+"""The losses of each variant."""
+
+
 @app.command()
 @takes_train_options
+@takes_flags("losses", LOSSES[3] | LOSSES[1])
 def eagle(
     data: Data,
     out: Out,
     options: dict[str, Any],
+    losses: dict[str, Any],
     model: common.Model = "smollm2",
     variant: Annotated[int, typer.Option(help="1 (of EAGLE-1 and 2) or 3.")] = 3,
     draft_vocab: DraftVocab = None,
-    steps_ahead: Annotated[
-        int | None, typer.Option(show_default="4", help="EAGLE-3: steps of the training-time test.")
-    ] = None,
-    decay: Annotated[
-        float | None,
-        typer.Option(show_default="0.8", help="EAGLE-3: weight of each step over the last."),
-    ] = None,
-    later_share: Annotated[
-        float | None,
-        typer.Option(show_default="0.5", help="EAGLE-3: share of the rows that later steps use."),
-    ] = None,
-    sharpen: Annotated[
-        float | None,
-        typer.Option(show_default="1.0", help="EAGLE-3: exponent of the law that is taught."),
-    ] = None,
-    feature: Annotated[
-        float | None, typer.Option(show_default="1.0", help="EAGLE-1: weight of the feature loss.")
-    ] = None,
-    soft_label: Annotated[
-        float | None,
-        typer.Option(show_default="0.1", help="EAGLE-1: weight of the soft-label loss."),
-    ] = None,
-    noise: Annotated[
-        float | None,
-        typer.Option(show_default="0.2", help="EAGLE-1: width of the noise on features."),
-    ] = None,
     taps: Annotated[
         str | None, typer.Option(help="EAGLE-3: hidden states that are fused, such as 2,15,27.")
     ] = None,
@@ -154,21 +152,13 @@ def eagle(
     """Train an EAGLE head: one layer that reads the model's hidden states."""
     from foredraft.cli.train_run import train
 
-    of_three = {
-        "steps": steps_ahead,
-        "decay": decay,
-        "later_share": later_share,
-        "sharpen": sharpen,
-    }
-    of_one = {"feature": feature, "soft_label": soft_label, "noise": noise}
-
     def objective(setting: Setting) -> tuple[Objective, dict[str, Any]]:
         from foredraft.train.eagle_setting import eagle_objective
 
         return eagle_objective(
             setting,
             variant,
-            {k: v for k, v in (of_three | of_one).items() if v is not None},
+            given(losses),
             draft_vocab=draft_vocab,
             taps=taps_of(taps),
             init=init,
@@ -178,19 +168,18 @@ def eagle(
         )
 
     with clear_failures():
-        _check_variant(variant, {1: of_one, 3: of_three | {"taps": taps, "own_head": own_head}})
+        _check_variant(variant, losses | {"taps": taps, "own_head": own_head})
         chosen = train_options(options)
         train(objective, chosen, data, out, model, dtype, start_from, resume, keep_states)
 
 
-def _check_variant(variant: int, belongs: dict[int, dict[str, Any]]) -> None:
+def _check_variant(variant: int, chosen: Mapping[str, Any]) -> None:
     """Refuse an option that the variant has no use for."""
-    if variant not in belongs:
+    if variant not in LOSSES:
         raise ConfigError(f"--variant {variant} is not known; give 1 (EAGLE-1 and 2) or 3")
-    for other, options in belongs.items():
-        for name, value in options.items():
-            if other != variant and value is not None:
-                option = "steps-ahead" if name == "steps" else name.replace("_", "-")
-                raise ConfigError(
-                    f"--{option} is for EAGLE-{other}, and this is EAGLE-{variant}; leave it out"
-                )
+    for name in given(chosen):
+        owner = 1 if name in LOSSES[1] else 3
+        if owner != variant:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} is for EAGLE-{owner}, and this is EAGLE-{variant}; leave it out"
+            )

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, get_type_hints
+from collections.abc import Mapping
+from typing import Any
 
-import typer
-
+from foredraft.cli.flags import Flag, takes_flags
 from foredraft.config import default_of
 from foredraft.train.options import OPTIMIZERS, PRECISIONS, TrainOptions
 
@@ -41,35 +38,20 @@ FLAGS: Mapping[str, tuple[Any, str]] = {
 }
 
 
-def takes_train_options(command: Callable[..., None]) -> Callable[..., None]:
-    """A command with a parameter `options`, values by name, takes a flag for each of `TrainOptions`."""
+def _flag(name: str, kind: Any, text: str) -> Flag:
+    default = default_of(TrainOptions, name)
+    if name in OPTIONAL and default is None:
+        default = kind(0)
+    return Flag(kind, text, default)
 
-    @functools.wraps(command)
-    def with_flags(**given: Any) -> None:
-        chosen = {name: given.pop(name) for name in FLAGS}
-        command(**given, options=chosen)
 
-    own = inspect.signature(command)
-    hints = get_type_hints(command, include_extras=True)
-    parameters = [
-        p.replace(annotation=hints[name]) for name, p in own.parameters.items() if name != "options"
-    ]
-    added = [_parameter(name, kind, text) for name, (kind, text) in FLAGS.items()]
-    with_flags.__signature__ = inspect.Signature([*parameters, *added])  # type: ignore[attr-defined]
-    with_flags.__annotations__ = {p.name: p.annotation for p in [*parameters, *added]}
-    return with_flags
+takes_train_options = takes_flags(
+    "options", {name: _flag(name, kind, text) for name, (kind, text) in FLAGS.items()}
+)
+"""A command with a parameter `options`, values by name, takes a flag for each of `TrainOptions`."""
 
 
 def train_options(chosen: Mapping[str, Any]) -> TrainOptions:
     """The options of the flags. Errors as in `TrainOptions`."""
     values: dict[str, Any] = {k: None if k in OPTIONAL and not v else v for k, v in chosen.items()}
     return TrainOptions(**values)
-
-
-def _parameter(name: str, kind: Any, text: str) -> inspect.Parameter:
-    default = default_of(TrainOptions, name)
-    if name in OPTIONAL and default is None:
-        default = kind(0)
-    annotation = Annotated[kind, typer.Option(help=text)]
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    return inspect.Parameter(name, keyword, default=default, annotation=annotation)

@@ -45,7 +45,7 @@ def eagle_objective(
     Args:
         setting: target and corpus.
         variant: 1 or 3.
-        chosen: fields of `EagleLoss`.
+        chosen: weights of `EagleLoss`, by the names of the options.
         draft_vocab: tokens of the head (EAGLE-3), or of the soft-label loss (EAGLE-1); 0 for all, None for
             `DRAFT_VOCAB`.
         taps: hidden states that are fused (EAGLE-3); None takes the usual ones.
@@ -114,14 +114,14 @@ def _longest(setting: Setting, max_length: int) -> int:
 
 
 def _loss(chosen: Mapping[str, Any]) -> EagleLoss:
+    """The weights, by the names of the options: there, `steps` are the optimizer's."""
     for name, value in chosen.items():
-        option = "steps_ahead" if name == "steps" else name  # `--steps` are the optimizer's
-        allowed, holds = _RULES[option]
+        allowed, holds = _RULES[name]
         if not holds(value):
             raise ConfigError(
-                f"--{option.replace('_', '-')} {value!r} is not allowed; give {allowed}"
+                f"--{name.replace('_', '-')} {value!r} is not allowed; give {allowed}"
             )
-    return EagleLoss(**chosen)
+    return EagleLoss(**{"steps" if k == "steps_ahead" else k: v for k, v in chosen.items()})
 
 
 def _facts(setting: Setting, objective: EagleObjective) -> dict[str, Any]:
