@@ -17,6 +17,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from foredraft.backends.joined_linears import join_linears
+from foredraft.backends.own_pass import own_pass
 from foredraft.config import MAX_TREE_NODES
 from foredraft.drafters.eagle.cache import HeadCache
 from foredraft.drafters.eagle.head import EagleHead
@@ -84,6 +86,7 @@ class EagleDrafter:
 
     def start_reading(self, capacity: int, take_features: TakeFeatures) -> EagleState:
         """A head cache for one request."""
+        join_linears(self.head)
         return EagleState(self, capacity, take_features)
 
 
@@ -135,6 +138,7 @@ class EagleState:
         return self._cache.length
 
     @torch.inference_mode()
+    @own_pass()
     def prefill(self, token_ids: Sequence[int]) -> None:
         """Make the rows of the prompt, in chunks; that of its last token waits for the next token."""
         features = self._features()
@@ -147,6 +151,7 @@ class EagleState:
         ]  # a slice would keep the features of the whole prompt
 
     @torch.inference_mode()
+    @own_pass()
     def draft(self, context: DraftContext, policy: PolicyState) -> DraftTree:
         """Catch up with the text, then grow level by level, one pass of the head a level."""
         text = context.token_ids

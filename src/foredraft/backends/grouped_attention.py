@@ -1,0 +1,84 @@
+"""Attention of few rows with grouped queries, without copying keys and values for every query head.
+
+The query heads that share a key-value head become further rows of one product, under the same mask. On a
+CPU, `scaled_dot_product_attention` with `enable_gqa`, or with repeated keys, copies what it reads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from foredraft.backends.own_pass import in_own_pass
+
+NAME = "foredraft_grouped"
+SDPA = "sdpa"
+MOST_ROWS = 32
+"""Rows of a pass that are folded: with more, products are large enough for what the copies cost."""
+
+
+def use_grouped_attention(model: Any) -> None:
+    """Have a model that attends by sdpa attend so in passes of ours; any other stays as it is."""
+    config = model.config.get_text_config(decoder=True)
+    if config._attn_implementation != SDPA or not _is_grouped(config):
+        return
+    AttentionInterface.register(NAME, grouped_attention)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+    try:
+        model.set_attn_implementation(NAME)
+    except (ValueError, AttributeError):  # a model that lets nobody exchange its attention
+        return
+
+
+def grouped_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **given: Any,
+) -> tuple[Tensor, None]:
+    """The attention function.
+
+    Args:
+        module: the attention layer.
+        query: [B, Hq, N, D].
+        key, value: [B, Hkv, L, D], L the rows that the cache hands out.
+        attention_mask: bool or additive [B, 1, N, L]; None where each row sees all before it.
+        given: what else `transformers` passes; `scaling` is heeded.
+
+    Returns:
+        [B, N, Hq, D], and no weights.
+    """
+    rows, groups = query.shape[2], query.shape[1] // key.shape[1]
+    ours = in_own_pass() and groups > 1 and query.device.type == "cpu"
+    if not (ours and _foldable(rows, attention_mask, given)):
+        attended: tuple[Tensor, None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, **given
+        )
+        return attended
+    batch, heads, _, width = query.shape
+    folded = query.reshape(batch, key.shape[1], groups * rows, width)
+    mask = None if attention_mask is None else attention_mask.repeat(1, 1, groups, 1)
+    output = scaled_dot_product_attention(folded, key, value, mask, scale=given.get("scaling"))
+    output = output.view(batch, heads, rows, value.shape[-1])
+    return output.transpose(1, 2).contiguous(), None
+
+
+def _foldable(rows: int, mask: Tensor | None, given: dict[str, Any]) -> bool:
+    """Whether the rows and their mask say all there is to say."""
+    if given.get("dropout") or given.get("position_bias") is not None:
+        return False
+    if mask is None:
+        return rows == 1
+    return rows <= MOST_ROWS and mask.shape[1] == 1 and mask.shape[2] == rows
+
+
+def _is_grouped(config: Any) -> bool:
+    heads = getattr(config, "num_attention_heads", None)
+    return heads != (getattr(config, "num_key_value_heads", None) or heads)

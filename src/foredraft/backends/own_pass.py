@@ -1,0 +1,29 @@
+"""Whether a pass is one of ours: what we exchange in a model acts there alone.
+
+The same model object may be used by `transformers` itself, by other libraries and by a training. For them it
+stays what it was, to the last rounding.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_state = threading.local()
+
+
+@contextmanager
+def own_pass() -> Iterator[None]:
+    """Inside, this thread's passes are ours."""
+    before = in_own_pass()
+    _state.active = True
+    try:
+        yield
+    finally:
+        _state.active = before
+
+
+def in_own_pass() -> bool:
+    """Whether this thread is inside `own_pass`."""
+    return getattr(_state, "active", False)
