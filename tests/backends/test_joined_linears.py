@@ -130,6 +130,31 @@ def test_copies_and_saved_models_are_whole(tmp_path: Path) -> None:
         torch.testing.assert_close(own_logits(other), before)
 
 
+def test_a_model_that_was_joined_can_be_compiled_whole() -> None:
+    """Nothing of ours stops the tracer, and what it made serves passes of any kind."""
+    model = tiny_llama()
+    expected = logits(model)
+    join_linears(model)
+    whole = torch.compile(model.model, backend="eager", fullgraph=True)
+    with torch.no_grad():
+        hidden = whole(input_ids=IDS, use_cache=False).last_hidden_state
+        torch.testing.assert_close(model.lm_head(hidden), expected)
+
+
+@pytest.mark.parametrize("made_in", [False, True])
+@pytest.mark.parametrize("joined_in", [False, True])
+def test_inference_mode_of_whoever_made_it_does_not_matter(made_in: bool, joined_in: bool) -> None:
+    with torch.inference_mode(made_in):
+        model = tiny_llama()
+    expected = logits(model)
+    with torch.inference_mode(joined_in):
+        groups = join_linears(model)
+    assert groups == (0 if made_in else 2 * model.config.num_hidden_layers)
+    torch.testing.assert_close(own_logits(model), expected)
+    with torch.no_grad():
+        torch.testing.assert_close(model(input_ids=IDS, use_cache=False).logits, expected)
+
+
 def test_threads_do_not_mix_their_products() -> None:
     model = tiny_llama()
     join_linears(model)

@@ -34,6 +34,7 @@ def join_linears(model: nn.Module) -> int:
 class _Joined:
     """The weights of siblings in one block."""
 
+    @torch.inference_mode(False)  # the block outlives the caller's mode
     @torch.no_grad()
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
         self._layers = tuple(layers)
@@ -121,6 +122,7 @@ def _joinable(layers: Sequence[nn.Linear]) -> bool:
         and layer.weight.device == first.weight.device
         and layer.weight.dtype == first.weight.dtype
         and layer.weight.device.type != "meta"
+        and not layer.weight.is_inference()
         and (layer.bias is None) == (first.bias is None)
         and "forward" not in vars(layer)
         and not (layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks)

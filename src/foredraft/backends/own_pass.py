@@ -10,6 +10,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
+
 _state = threading.local()
 
 
@@ -25,5 +27,5 @@ def own_pass() -> Iterator[None]:
 
 
 def in_own_pass() -> bool:
-    """Whether this thread is inside `own_pass`."""
-    return getattr(_state, "active", False)
+    """Whether this thread is inside `own_pass`; never in what is being compiled, which others may run."""
+    return not torch.compiler.is_compiling() and getattr(_state, "active", False)
