@@ -11,10 +11,15 @@ from hypothesis import strategies as st
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from foredraft.backends import grouped_attention
-from foredraft.backends.grouped_attention import NAME, use_grouped_attention
 from foredraft.backends.hf import HFTarget
 from foredraft.backends.own_pass import in_own_pass, own_pass
-from tests.tiny_models import tiny_eager_llama, tiny_gpt2, tiny_llama
+from tests.tiny_models import (
+    tiny_gemma3,
+    tiny_gpt2,
+    tiny_granite,
+    tiny_llama,
+    tiny_qwen3,
+)
 
 
 class Layer:
@@ -60,7 +65,19 @@ def test_it_is_the_librarys_attention(
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_outside_of_our_passes_it_is_the_librarys_own(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("make", [tiny_llama, tiny_gemma3, tiny_qwen3, tiny_granite, tiny_gpt2])
+def test_outside_of_our_passes_it_is_the_librarys_own(make: Any) -> None:
+    """Bit by bit, with several rows of logits too, and by its own name."""
+    model, ids = make(), torch.tensor([[5, 9, 20]])
+    before = [model(input_ids=ids, logits_to_keep=keep).logits for keep in (0, 2)]
+    name = model.config._attn_implementation
+    HFTarget(model)
+    assert model.config._attn_implementation == name
+    after = [model(input_ids=ids, logits_to_keep=keep).logits for keep in (0, 2)]
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def test_inside_of_our_passes_heads_are_folded(monkeypatch: pytest.MonkeyPatch) -> None:
     folded = []
     real = grouped_attention.scaled_dot_product_attention
 
@@ -68,28 +85,15 @@ def test_outside_of_our_passes_it_is_the_librarys_own(monkeypatch: pytest.Monkey
         folded.append(args[0].shape)
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(grouped_attention, "scaled_dot_product_attention", watched)
-    model, ids = tiny_llama(), torch.tensor([[5, 9, 20]])
-    before = model(input_ids=ids).logits
+    model = tiny_llama()
     target = HFTarget(model)
-    assert folded  # the probes
-    folded.clear()
-    assert torch.equal(model(input_ids=ids).logits, before)
-    assert not folded
+    expected = model(input_ids=torch.tensor([[5, 9, 20]])).logits[0, -1, : target.vocab_size]
     state = target.start(16)
     state.prefill([5, 9])
-    folded.clear()
+    monkeypatch.setattr(grouped_attention, "scaled_dot_product_attention", watched)
     logits = state.score([20], [-1])
     assert folded == [(1, 2, 2, 8)] * model.config.num_hidden_layers
-    torch.testing.assert_close(logits[0], before[0, -1, : target.vocab_size], atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("make", [tiny_eager_llama, tiny_gpt2])
-def test_models_that_attend_otherwise_stay_as_they_are(make: Any) -> None:
-    model = make()
-    before = model.config._attn_implementation
-    use_grouped_attention(model)
-    assert model.config._attn_implementation == before != NAME
+    torch.testing.assert_close(logits[0], expected, atol=1e-5, rtol=1e-5)
 
 
 def test_passes_within_passes_end_one_by_one() -> None:

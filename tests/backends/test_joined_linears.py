@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from foredraft.backends.hf import HFTarget
 from foredraft.backends.joined_linears import join_linears
 from foredraft.backends.own_pass import own_pass
 from tests.tiny_models import tiny_gemma3, tiny_gpt2, tiny_llama, tiny_mistral
@@ -92,6 +95,55 @@ def test_a_model_that_changes_computes_with_what_it_has() -> None:
     torch.testing.assert_close(own_logits(model), logits(model))
 
 
+def test_a_bias_that_comes_later_is_added() -> None:
+    model = tiny_llama()
+    join_linears(model)
+    model.model.layers[0].self_attn.q_proj.bias = torch.nn.Parameter(torch.full((32,), 5.0))
+    torch.testing.assert_close(own_logits(model), logits(model))
+
+
+def test_a_model_that_moved_gives_the_memory_back() -> None:
+    model = tiny_llama()
+    join_linears(model)
+    block = weakref.ref(model.model.layers[0].self_attn.q_proj.siblings._block[0])
+    model.to(torch.float64)
+    own_logits(model)
+    assert block() is None
+
+
+def test_layers_go_with_their_model() -> None:
+    """No cycle keeps them until the collector comes."""
+    model = tiny_llama()
+    join_linears(model)
+    own_logits(model)
+    layer = weakref.ref(model.model.layers[0].self_attn.q_proj)
+    gc.disable()
+    try:
+        model.model.layers[0].self_attn.q_proj = None
+        assert layer() is None
+    finally:
+        gc.enable()
+
+
+def test_weights_of_other_kinds_are_left_alone() -> None:
+    """Quantised weights are tensors of a class of their own, in layers of the usual one."""
+
+    class Packed(torch.Tensor):
+        pass
+
+    model = tiny_llama()
+    layer = model.model.layers[0].mlp.up_proj
+    layer.weight = torch.nn.Parameter(layer.weight.detach().as_subclass(Packed))
+    assert join_linears(model) == 2 * model.config.num_hidden_layers - 1
+
+
+def test_a_model_that_is_the_users_own_keeps_its_layers() -> None:
+    model = tiny_llama()
+    HFTarget(model)
+    places = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    assert len(places) == len(list(model.parameters()))
+
+
 def test_another_input_is_computed_anew() -> None:
     model = tiny_llama()
     join_linears(model)
@@ -121,11 +173,13 @@ def test_copies_and_saved_models_are_whole(tmp_path: Path) -> None:
     before = logits(model)
     join_linears(model)
     copied = copy.deepcopy(model)
+    torch.save(model, tmp_path / "whole.pt")
     model.save_pretrained(tmp_path)
     with torch.no_grad():
         model.model.layers[0].self_attn.q_proj.weight.zero_()
     read = AutoModelForCausalLM.from_pretrained(tmp_path)
-    for other in (copied, read):
+    pickled = torch.load(tmp_path / "whole.pt", weights_only=False)
+    for other in (copied, read, pickled):
         torch.testing.assert_close(logits(other), before)
         torch.testing.assert_close(own_logits(other), before)
 

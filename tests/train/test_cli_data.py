@@ -111,9 +111,10 @@ def test_hidden_states_are_kept_when_asked_for(folder: Path, tmp_path: Path) -> 
     generate(folder, tmp_path / "plain", *command)
     generate(folder, tmp_path / "kept", *command, "--keep-states", "--taps", "0,1")
     assert tokens_of(tmp_path / "kept") == tokens_of(tmp_path / "plain")
-    assert not (tmp_path / "plain" / "states").exists()
+    again = generate(folder, tmp_path / "plain", *command, "--keep-states")
     shards = len(Corpus(tmp_path / "kept").manifest["shards"])
     assert shards > 1
+    assert f"{shards} of {shards} shards were written without the hidden states" in again.stderr
     kept = sorted(file.name for file in (tmp_path / "kept" / "states").glob("*/*.states"))
     assert kept == sorted([f"tap-{tap}.states" for tap in (0, 1, 2)] * shards)
 
@@ -339,7 +340,7 @@ def test_prompts_without_use_are_errors(
         (("--prompts", "x.jsonl", "--more-turns", "0.1"), "--more-turns has no meaning"),
         (("--prompts", "x.jsonl", "--documents", "0.1"), "--documents has no meaning"),
         (("--tokens", "9", "--documents", "2"), "documents=2.0"),
-        (("--tokens", "9", "--max-document-tokens", "0"), "max_document_tokens=0"),
+        (("--tokens", "9", "--max-document-tokens", "63"), "max_document_tokens=63"),
         (
             ("--tokens", "9", "--openings", "none", "--documents", "0.5"),
             "--documents belongs to the built-in openings",

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from foredraft.cli.main import app
 from foredraft.errors import ConfigError, DataError
+from foredraft.train import joining
 from foredraft.train.corpus import MANIFEST, Corpus, CorpusWriter, Sample
 from foredraft.train.joining import join_corpora
 from foredraft.train.state_cache import STATES, ShardTokens, StateCache
@@ -76,6 +77,27 @@ def test_hidden_states_go_with_their_shards(
     assert whole.has([7], count, length)
     assert not whole.has([7], torch.tensor([4]), torch.tensor([6]))
     assert torch.equal(whole.read(7, count[:1], length[:1])[0], states[0])
+    files = [next(folder.glob("states/*/*.states")) for folder in (parts[0], tmp_path / "whole")]
+    assert files[0].samefile(files[1]) == links
+
+
+def test_joining_goes_on_after_an_interruption(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """States that are linked already are no hindrance."""
+    parts = [_corpus(tmp_path / "a", [1]), _corpus(tmp_path / "b", [20])]
+    shards = ShardTokens.all_of(Corpus(parts[0]))
+    StateCache(parts[0] / STATES, {}, shards, 4, torch.float32).reserve([7])
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left")
+
+    monkeypatch.setattr(joining, "write_json", full)
+    with pytest.raises(OSError, match="No space left"):
+        join_corpora(parts, tmp_path / "whole")
+    monkeypatch.undo()
+    join_corpora(parts, tmp_path / "whole")
+    assert len(Corpus(tmp_path / "whole")) == 4
 
 
 def test_a_name_that_differs_is_left_out(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from foredraft.errors import ConfigError, ModelError
 from foredraft.train.batches import collate
-from foredraft.train.corpus import Corpus, CorpusWriter, Sample
+from foredraft.train.corpus import Corpus, CorpusWriter
 from foredraft.train.data import DataPlan
 from foredraft.train.features import TargetFeatures
 from foredraft.train.generation import generate_corpus
@@ -137,4 +137,36 @@ def test_samples_without_a_reply_leave_no_gap(tmp_path: Path) -> None:
     torch.testing.assert_close(kept.final[0, :5], plain.final[0, :5], atol=1e-4, rtol=1e-4)
     last = len(corpus) - 1
     torch.testing.assert_close(kept.final[last, :5], plain.final[last, :5], atol=1e-4, rtol=1e-4)
-    assert isinstance(corpus[0], Sample)
+
+
+def test_a_kill_leaves_no_shard_without_its_states(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is in the manifest has its states; and states of a shard that never came do no harm."""
+    model = tiny_models.tiny_llama()
+    recorder = StateRecorder(model, TAPS)
+    real = CorpusWriter.add_shard
+
+    def killed(self: CorpusWriter, *args: Any, **notes: Any) -> None:
+        if self.num_shards == 1:
+            raise KeyboardInterrupt
+        real(self, *args, **notes)
+
+    monkeypatch.setattr(CorpusWriter, "add_shard", killed)
+    with pytest.raises(KeyboardInterrupt):
+        written(model, tmp_path, 4, recorder)
+    assert len(Corpus(tmp_path).manifest["shards"]) == 1
+    assert recorder.shards_without(Corpus(tmp_path)) == 0
+    monkeypatch.undo()
+    assert recorder.shards_without(written(model, tmp_path, 4, recorder)) == 0
+
+
+def test_shards_that_were_written_without_states_are_counted(tmp_path: Path) -> None:
+    model = tiny_models.tiny_llama()
+    corpus = written(model, tmp_path, 4, None)
+    recorder = StateRecorder(model, TAPS)
+    assert recorder.shards_without(corpus) == len(corpus.manifest["shards"])
+    assert (
+        StateRecorder(model, (0,)).shards_without(written(model, tmp_path / "kept", 4, recorder))
+        == 0
+    )

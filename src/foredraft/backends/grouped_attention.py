@@ -10,29 +10,22 @@ from typing import Any
 
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
 
 from foredraft.backends.own_pass import in_own_pass
 
-NAME = "foredraft_grouped"
 SDPA = "sdpa"
 MOST_ROWS = 32
 """Rows of a pass that are folded: with more, products are large enough for what the copies cost."""
 
 
-def use_grouped_attention(model: Any) -> None:
-    """Have a model that attends by sdpa attend so in passes of ours; any other stays as it is."""
-    config = model.config.get_text_config(decoder=True)
-    if config._attn_implementation != SDPA or not _is_grouped(config):
-        return
-    AttentionInterface.register(NAME, grouped_attention)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
-    try:
-        model.set_attn_implementation(NAME)
-    except (ValueError, AttributeError):  # a model that lets nobody exchange its attention
-        return
+def use_grouped_attention() -> None:
+    """Have every model that attends by the library's `sdpa` attend so in passes of ours.
+
+    The name stays: the library asks for it in many places, and outside of our passes it is its own function.
+    """
+    AttentionInterface.register(SDPA, grouped_attention)
 
 
 def grouped_attention(
@@ -72,13 +65,10 @@ def grouped_attention(
 
 def _foldable(rows: int, mask: Tensor | None, given: dict[str, Any]) -> bool:
     """Whether the rows and their mask say all there is to say."""
-    if given.get("dropout") or given.get("position_bias") is not None:
+    if any(given.get(name) for name in ("dropout", "softcap", "output_attentions")):
+        return False
+    if given.get("position_bias") is not None:
         return False
     if mask is None:
         return rows == 1
     return rows <= MOST_ROWS and mask.shape[1] == 1 and mask.shape[2] == rows
-
-
-def _is_grouped(config: Any) -> bool:
-    heads = getattr(config, "num_attention_heads", None)
-    return heads != (getattr(config, "num_key_value_heads", None) or heads)

@@ -13,7 +13,6 @@ from torch import Tensor
 from foredraft.backends import hf_facts, hf_probe
 from foredraft.backends.grouped_attention import use_grouped_attention
 from foredraft.backends.hf_taps import FeatureBuffer, Taps
-from foredraft.backends.joined_linears import join_linears
 from foredraft.backends.kv_cache import KVCache
 from foredraft.backends.own_pass import own_pass
 from foredraft.backends.tree_attention import Topology, TreeMasks
@@ -83,8 +82,8 @@ class HFTarget:
     (static, quantised, offloaded) are never used. When the target is made, a small tree is scored
     against its single paths; a model that cannot score trees keeps to chains (`scores_trees`).
 
-    In passes of ours, attention and sibling projections are computed in other ways that give the same
-    (`grouped_attention`, `joined_linears`); for everyone else the model computes as it did.
+    In passes of ours, `sdpa` attention is computed in another way that gives the same
+    (`grouped_attention`); the model itself is not changed.
 
     With rotary embeddings whose frequencies depend on the length (`dynamic`, `longrope`), the
     context ends where they start to change, so that output equals one-token decoding.
@@ -102,8 +101,7 @@ class HFTarget:
     def __init__(self, model: Any, tokenizer: Any | None = None) -> None:
         hf_facts.refuse_unsupported(model)
         self.model = model.eval()
-        join_linears(model)
-        use_grouped_attention(model)
+        use_grouped_attention()
         self.tokenizer = tokenizer
         self.forward = ForwardPass(model)
         self._vocab_size = hf_facts.vocab_size(model, tokenizer)

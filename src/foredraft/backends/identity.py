@@ -16,7 +16,8 @@ _SAMPLED_VALUES = 64
 def weights_digest(model: Any) -> str:
     """Of the first values of every weight: other weights of the same shapes differ in some of them."""
     digest = hashlib.sha256()
-    for name, weight in model.named_parameters():
+    whole = getattr(model, "_orig_mod", model)  # a compiled model's names have another beginning
+    for name, weight in whole.named_parameters():
         values = weight.detach().flatten()[:_SAMPLED_VALUES].float().cpu().numpy()
         digest.update(f"{name} {tuple(weight.shape)}".encode() + values.tobytes())
     return digest.hexdigest()
@@ -25,7 +26,7 @@ def weights_digest(model: Any) -> str:
 def target_identity(model: Any) -> dict[str, Any]:
     """What tells this target from others, as JSON."""
     return {
-        "class": type(model).__name__,
+        "class": type(getattr(model, "_orig_mod", model)).__name__,
         "dtype": str(model.dtype).removeprefix("torch."),
         "weights": weights_digest(model)[:DIGITS],
     }

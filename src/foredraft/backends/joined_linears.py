@@ -1,15 +1,15 @@
 """Linear layers that read the same input as one product: q, k and v; gate and up.
 
 Small products cost more than their weights' bytes. The weights of such siblings are laid behind one another
-in one block, of which each layer's own weight is a part: no memory more, the same parameters by the same
-names. The first of them to be called computes all; the others hand out what is theirs, if they are called
-with the very same tensor. A model that was moved, wrapped or given other weights since computes each layer on
-its own, as before.
+in one block, of which each layer's own weight is a part: the same parameters by the same names. The first of
+them to be called computes all; the others hand out what is theirs, if they are called with the very same
+tensor. A model that was moved, wrapped, copied or given other weights since computes each layer on its own,
+as before.
 """
 
 from __future__ import annotations
 
-import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -17,93 +17,130 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from foredraft.backends.own_pass import in_own_pass
+from foredraft.backends.own_pass import in_own_pass, keep, kept
 
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Names of siblings, in the order of their calls."""
 
 
 def join_linears(model: nn.Module) -> int:
-    """Join all such siblings of a model, for passes of ours; returns how many groups there were."""
+    """Join all such siblings of a model, for passes of ours; returns how many groups there were.
+
+    Parameters then share their storage, which some ways to save a model take for tied weights: join
+    models that nobody else keeps.
+    """
     groups = [group for group in _siblings(model) if _joinable(group)]
     for group in groups:
-        _Joined(group)
+        _join(group)
     return len(groups)
 
 
-class _Joined:
-    """The weights of siblings in one block."""
+class _JoinedLinear(nn.Linear):
+    """A layer that has siblings."""
 
-    @torch.inference_mode(False)  # the block outlives the caller's mode
-    @torch.no_grad()
-    def __init__(self, layers: Sequence[nn.Linear]) -> None:
-        self._layers = tuple(layers)
+    siblings: _Siblings
+    place: int
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[.., in] -> [.., out]"""
+        part = self.siblings.part(self, input) if in_own_pass() else None
+        return linear(input, self.weight, self.bias) if part is None else part
+
+
+class _Siblings:
+    """The weights of siblings in one block. A copy of a model has none: its layers are on their own."""
+
+    def __init__(
+        self, layers: Sequence[_JoinedLinear], weight: Tensor, bias: Tensor | None
+    ) -> None:
+        self._layers = tuple(weakref.ref(layer) for layer in layers)
         self._sizes = [layer.out_features for layer in layers]
-        self._weight = torch.cat([layer.weight.detach() for layer in layers])
-        biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
-        self._bias = torch.cat(biases) if biases else None
-        for layer, weight in zip(layers, torch.split(self._weight, self._sizes), strict=True):
-            layer.weight.data = weight
-        if self._bias is not None:
-            for layer, bias in zip(layers, torch.split(self._bias, self._sizes), strict=True):
-                layer.bias.data = bias
-        for index, layer in enumerate(layers):
-            layer.forward = _Part(self, index, layer)  # type: ignore[method-assign, assignment]
+        self._block: tuple[Tensor, Tensor | None] | None = (weight, bias)
 
-    def part(self, index: int, hidden: Tensor) -> Tensor | None:
+    def __getstate__(self) -> dict[str, object]:
+        return {}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self._layers, self._sizes, self._block = (), [], None
+
+    def part(self, layer: _JoinedLinear, hidden: Tensor) -> Tensor | None:
         """The output of one of the layers; None where it has to compute it itself."""
-        if index == 0:
-            if not self._is_whole():
-                return None
-            product = linear(hidden, self._weight, self._bias)
-            parts: tuple[Tensor, ...] = torch.split(product, self._sizes, -1)
-            _last.product = _Product(self, hidden, parts)
-            return parts[0]
-        last: _Product | None = getattr(_last, "product", None)
-        if last is None or last.layers is not self or last.hidden is not hidden:
+        if layer.place == 0:
+            return self._first(layer, hidden)
+        last = kept()
+        if not isinstance(last, _Product) or last.siblings is not self:
             return None
-        if index == len(self._layers) - 1:
-            _last.product = None
-        return last.parts[index]
+        mine = last.hidden is hidden and self._layers[layer.place]() is layer
+        if layer.place == len(self._sizes) - 1:
+            keep(None)
+        return last.parts[layer.place] if mine else None
 
-    def _is_whole(self) -> bool:
-        """Whether every layer's weight is still its part of the block."""
-        if not _lie_in(self._weight, [layer.weight for layer in self._layers]):
-            return False
-        return self._bias is None or _lie_in(self._bias, [layer.bias for layer in self._layers])
+    def _first(self, layer: _JoinedLinear, hidden: Tensor) -> Tensor | None:
+        block = self._whole_block()
+        if block is None or self._layers[0]() is not layer:
+            return None
+        product = linear(hidden, *block)
+        parts: tuple[Tensor, ...] = torch.split(product, self._sizes, -1)
+        keep(_Product(self, hidden, parts))
+        return parts[0]
+
+    def _whole_block(self) -> tuple[Tensor, Tensor | None] | None:
+        """Weight and bias of all, while every layer still has its part of them; then the memory goes."""
+        if self._block is None:
+            return None
+        layers = [layer() for layer in self._layers]
+        weight, bias = self._block
+        weights = [None if layer is None else layer.weight for layer in layers]
+        biases = [None if layer is None else layer.bias for layer in layers]
+        if _lie_in(weight, weights) and (
+            _lie_in(bias, biases) if bias is not None else not any(b is not None for b in biases)
+        ):
+            return self._block
+        self._block = None
+        return None
 
 
 class _Product(NamedTuple):
     """What a thread computed last."""
 
-    layers: _Joined
+    siblings: _Siblings
     hidden: Tensor
     parts: tuple[Tensor, ...]
-
-
-_last = threading.local()
-
-
-class _Part:
-    """The `forward` of a joined layer."""
-
-    def __init__(self, joined: _Joined, index: int, layer: nn.Linear) -> None:
-        self._joined, self._index, self._layer = joined, index, layer
-
-    def __call__(self, hidden: Tensor) -> Tensor:
-        """[.., in] -> [.., out]"""
-        part = self._joined.part(self._index, hidden) if in_own_pass() else None
-        return linear(hidden, self._layer.weight, self._layer.bias) if part is None else part
 
 
 def _lie_in(block: Tensor, parts: Sequence[Tensor | None]) -> bool:
     """Whether these lie behind one another in the block."""
     place = block.data_ptr()
     for part in parts:
-        if part is None or part.data_ptr() != place or part.dtype != block.dtype:
+        if type(part) is not nn.Parameter or part.dtype != block.dtype:
+            return False
+        if part.data_ptr() != place:
             return False
         place += part.nbytes
     return True
+
+
+@torch.inference_mode(False)  # the block outlives the caller's mode
+@torch.no_grad()
+def _join(layers: Sequence[nn.Linear]) -> None:
+    sizes = [layer.out_features for layer in layers]
+    weight = torch.cat([layer.weight.detach() for layer in layers])
+    for layer, part in zip(layers, torch.split(weight, sizes), strict=True):
+        layer.weight.data = part
+    bias = None
+    if layers[0].bias is not None:
+        bias = torch.cat([layer.bias.detach() for layer in layers])
+        for layer, part in zip(layers, torch.split(bias, sizes), strict=True):
+            layer.bias.data = part
+    joined: list[_JoinedLinear] = []
+    for place, layer in enumerate(layers):
+        layer.__class__ = _JoinedLinear
+        assert isinstance(layer, _JoinedLinear)
+        layer.place = place
+        joined.append(layer)
+    siblings = _Siblings(joined, weight, bias)
+    for one in joined:
+        one.siblings = siblings
 
 
 def _siblings(model: nn.Module) -> Iterator[list[nn.Linear]]:
@@ -117,14 +154,27 @@ def _siblings(model: nn.Module) -> Iterator[list[nn.Linear]]:
 def _joinable(layers: Sequence[nn.Linear]) -> bool:
     """Plain layers of one input, in one place, that nobody else has wrapped or shares."""
     first = layers[0]
+    if len({id(layer.weight) for layer in layers}) < len(layers):
+        return False
     return all(
-        layer.in_features == first.in_features
+        _is_plain(layer)
+        and layer.in_features == first.in_features
         and layer.weight.device == first.weight.device
         and layer.weight.dtype == first.weight.dtype
-        and layer.weight.device.type != "meta"
-        and not layer.weight.is_inference()
         and (layer.bias is None) == (first.bias is None)
+        for layer in layers
+    )
+
+
+def _is_plain(layer: nn.Linear) -> bool:
+    """A layer with numbers of its own, which computes in the usual way."""
+    weight = layer.weight
+    numbers = type(weight) is nn.Parameter and type(weight.data) is Tensor
+    return (
+        numbers
+        and weight.is_floating_point()
+        and weight.device.type != "meta"
+        and not weight.is_inference()
         and "forward" not in vars(layer)
         and not (layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks)
-        for layer in layers
-    ) and len({id(layer.weight) for layer in layers}) == len(layers)
+    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -18,14 +19,24 @@ _state = threading.local()
 @contextmanager
 def own_pass() -> Iterator[None]:
     """Inside, this thread's passes are ours."""
-    before = in_own_pass()
+    before = getattr(_state, "active", False)
     _state.active = True
     try:
         yield
     finally:
-        _state.active = before
+        _state.active, _state.kept = before, None
 
 
 def in_own_pass() -> bool:
     """Whether this thread is inside `own_pass`; never in what is being compiled, which others may run."""
     return not torch.compiler.is_compiling() and getattr(_state, "active", False)
+
+
+def keep(value: Any) -> None:
+    """Hold one value for a later layer of the same pass of this thread."""
+    _state.kept = value
+
+
+def kept() -> Any:
+    """What was held last, or None."""
+    return getattr(_state, "kept", None)

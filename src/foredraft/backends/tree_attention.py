@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foredraft.backends.grouped_attention import NAME, SDPA
 from foredraft.backends.kv_layout import KVLayout, LayerLayout
 
 INITIAL_NODES = 64
@@ -113,7 +112,7 @@ class TreeMasks:
         attention = config._attn_implementation or "eager"
         if attention.startswith(("flash", "flex", "paged")):
             return None
-        return cls(_kinds_of(config, layout), None if attention in (SDPA, NAME) else dtype)
+        return cls(_kinds_of(config, layout), None if attention == "sdpa" else dtype)
 
     def build(
         self, topology: Topology, length: int, first: int, stop: int

@@ -155,6 +155,28 @@ def _numbers(text: str) -> tuple[float, ...]:
         raise ConfigError(f"--temperatures {text!r} is not like 0.7,1.0") from None
 
 
+def _check_used(prompts: str | None, answers: str, chosen: Mapping[str, Any]) -> None:
+    """Refuse options that would do nothing."""
+    from foredraft.train.openings import BUILTIN
+
+    mode = "keeping" if answers == "keep" else "answering" if prompts else "writing"
+    names = [name for name in _UNUSED.get(mode, ()) if name in chosen]
+    if names:
+        what = "replies" if mode == "keeping" else "prompts"
+        raise ConfigError(f"{_option(names[0])} has no meaning when {what} are given; leave it out")
+    if chosen.get("openings", BUILTIN) != BUILTIN:
+        for name in ("documents", "max_document_tokens"):
+            if name in chosen:
+                raise ConfigError(
+                    f"{_option(name)} belongs to the built-in openings, and --openings gives others; leave "
+                    "one of them out"
+                )
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
 def _plan(
     tokens: int | None,
     prompts: str | None,
@@ -162,23 +184,11 @@ def _plan(
     states: dict[str, Any],
     chosen: dict[str, Any],
 ) -> DataPlan:
-    """The plan of options that were given; one that would do nothing is refused."""
+    """The plan of options that were given. Errors as in `_check_used` and `DataPlan`."""
     from foredraft.train.data import DataPlan
-    from foredraft.train.openings import BUILTIN
     from foredraft.train.scripts import Mixture
 
-    mode = "keeping" if answers == "keep" else "answering" if prompts else "writing"
-    for name in _UNUSED.get(mode, ()):
-        if name in chosen:
-            option = f"--{name.replace('_', '-')}"
-            given = "replies" if mode == "keeping" else "prompts"
-            raise ConfigError(f"{option} has no meaning when {given} are given; leave it out")
-    for name in ("documents", "max_document_tokens"):
-        if name in chosen and chosen.get("openings", BUILTIN) != BUILTIN:
-            raise ConfigError(
-                f"--{name.replace('_', '-')} belongs to the built-in openings, and --openings gives "
-                "others; leave one of them out"
-            )
+    _check_used(prompts, answers, chosen)
     if "temperatures" in chosen:
         chosen["temperatures"] = _numbers(chosen["temperatures"])
     own = {name: chosen.pop(name) for name in ("seed", "batch", "openings") if name in chosen}
@@ -195,7 +205,7 @@ def _plan(
 def _make(out: Path, plan: DataPlan, name: str, dtype: str | None, device: str | None) -> None:
     from foredraft.cli.show_data import show_corpus, warnings_of
     from foredraft.train.corpus import Corpus
-    from foredraft.train.data import make_corpus
+    from foredraft.train.data import make_corpus, recorder_of
 
     console = common.console(stderr=True)
     model, tokenizer = common.load_bare(name, dtype, device, console)
@@ -216,7 +226,9 @@ def _make(out: Path, plan: DataPlan, name: str, dtype: str | None, device: str |
         raise typer.Exit(FAILURE) from None
     corpus = Corpus(out)
     show_corpus(corpus, 0, common.console())
-    for line in warnings_of(corpus, plan.num_tokens):
+    recorder = recorder_of(plan, model)
+    without = 0 if recorder is None else recorder.shards_without(corpus)
+    for line in warnings_of(corpus, plan.num_tokens, without):
         console.print(f"warning: {line}")
 
 

@@ -31,8 +31,14 @@ def show_corpus(corpus: Corpus, num_samples: int, console: Console) -> None:
             console.print(_decoded(corpus[index], tokenizer))
 
 
-def warnings_of(corpus: Corpus, wanted: int | None) -> Iterator[str]:
-    """What a user should know before training on it."""
+def warnings_of(corpus: Corpus, wanted: int | None, without_states: int = 0) -> Iterator[str]:
+    """What a user should know before training on it.
+
+    Args:
+        corpus: the corpus.
+        wanted: tokens that were asked for, if they were.
+        without_states: shards that lack the hidden states that were asked for.
+    """
     share = corpus.num_labelled / max(1, corpus.num_tokens)
     if not LEAST_SHARE <= share <= MOST_SHARE:
         yield (
@@ -45,6 +51,11 @@ def warnings_of(corpus: Corpus, wanted: int | None) -> Iterator[str]:
         yield (
             f"{which} replies are not the target's own, and a drafter of theirs is accepted less often; "
             "--answers generate has the target reply to the same prompts"
+        )
+    if without_states:
+        yield (
+            f"{without_states} of {len(corpus.manifest['shards'])} shards were written without the hidden "
+            "states asked for; the first epoch of a training will compute theirs"
         )
     if wanted is not None and corpus.num_tokens < wanted:
         yield f"the prompts are at their end with {corpus.num_tokens:,} of {wanted:,} tokens"

@@ -11,6 +11,7 @@ from typing import Any
 from foredraft import zoo
 from foredraft.backends.hf_loading import hub_reachable
 from foredraft.backends.identity import target_identity
+from foredraft.backends.joined_linears import join_linears
 from foredraft.drafters.eagle.checkpoint import is_head_folder, load_head
 from foredraft.drafters.eagle.fields import TargetSizes, check_fits
 from foredraft.drafters.eagle.head import EagleHead
@@ -96,6 +97,7 @@ def read_head(source: Any, target: Target) -> EagleHead:
     path = Path(os.path.expanduser(source))
     folder = path if os.path.exists(path) else _fetch(str(source))
     head = load_head(folder, model)
+    join_linears(head)
     _warn_of_others_weights(folder, model)
     return head
 

@@ -12,6 +12,7 @@ from typing import Any
 from foredraft import zoo
 from foredraft.backends.hf import HFTarget
 from foredraft.backends.hf_loading import load_hf
+from foredraft.backends.joined_linears import join_linears
 from foredraft.drafters.eagle.head import EagleHead
 from foredraft.drafters.vocabulary import check_same_vocabulary
 from foredraft.engine.drafters import (
@@ -247,6 +248,7 @@ def _load_model(
     if path is source and (meant := _meant(name, zoo.EMBEDDED)):
         raise ModelError(f"there is no model {name!r}; did you mean {meant!r}?")
     model, tokenizer = load_hf(path, **options)
+    join_linears(model)
     return HFTarget(model, tokenizer), tokenizer
 
 

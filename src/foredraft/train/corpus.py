@@ -184,12 +184,17 @@ class CorpusWriter:
         """Tokens that are written."""
         return sum(shard["tokens"] for shard in self.manifest["shards"])
 
+    def as_stored(self, samples: Sequence[Sample]) -> list[Sample]:
+        """The samples as they will be read: their tokens in the corpus' own type."""
+        return [Sample(np.asarray(s.token_ids, self._dtype), s.spans) for s in samples]
+
     def add_shard(self, samples: Sequence[Sample], **notes: Any) -> None:
         """Write a shard, then name it in the manifest together with `notes` about it."""
         name = f"shard-{self.num_shards:05d}.safetensors"
+        samples = self.as_stored(samples)
         lengths = [len(sample.token_ids) for sample in samples]
         spans = [(i, *span) for i, sample in enumerate(samples) for span in sample.spans]
-        ids = [np.asarray(s.token_ids, self._dtype) for s in samples] or [np.zeros(0, self._dtype)]
+        ids = [sample.token_ids for sample in samples] or [np.zeros(0, self._dtype)]
         tensors = {
             "tokens": np.concatenate(ids),
             "starts": np.cumsum([0, *lengths], dtype=np.int64),

@@ -24,7 +24,7 @@ from foredraft.train.digests import digest_of, tokenizer_digest
 from foredraft.train.generation import ScriptsOf, generate_corpus
 from foredraft.train.openings import BUILTIN, read_follow_ups, read_openings, read_tasks
 from foredraft.train.recording import StateRecorder
-from foredraft.train.scripts import Mixture, Script, conversation
+from foredraft.train.scripts import SHORTEST_DOCUMENT, Mixture, Script, conversation
 from foredraft.train.sources import Source, open_source
 from foredraft.train.templates import ChatFrame, chat_frame, reply_frame
 
@@ -101,7 +101,10 @@ _RULES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "batch": _AT_LEAST_1,
     "greedy_share": _SHARE,
     "documents": _SHARE,
-    "max_document_tokens": _AT_LEAST_1,
+    "max_document_tokens": (
+        f"{SHORTEST_DOCUMENT} or more; documents=0 has none",
+        lambda value: value >= SHORTEST_DOCUMENT,
+    ),
     "more_turns": ("0 or more, and less than 1", lambda value: 0 <= value < 1),
     "temperatures": (
         "one or more above 0; greedy_share says how many replies are greedy",
@@ -142,16 +145,10 @@ def make_corpus(
     """
     source = None if plan.prompts is None else open_source(plan.prompts)
     keeps = plan.answers == "keep"
-    recorder = _recorder(plan, model)
+    recorder = recorder_of(plan, model)
     _check_context(plan, model)
     if source is None:
-        openings = read_openings(plan.openings, tokenizer)
-        follow_ups = read_follow_ups(plan.openings, tokenizer)
-        tasks = read_tasks(plan.openings, tokenizer)
-        mixture = dataclasses.replace(
-            plan.mixture, openings=openings, follow_ups=follow_ups, tasks=tasks
-        )
-        plan = dataclasses.replace(plan, mixture=mixture)
+        plan = _with_words(plan, tokenizer)
     frame = _frame(model, tokenizer, source)
     facts = _facts(plan, model, tokenizer, name, frame, source)
     with in_use(folder, by="data generation"):
@@ -170,7 +167,19 @@ def make_corpus(
     return writer.manifest
 
 
-def _recorder(plan: DataPlan, model: Any) -> StateRecorder | None:
+def _with_words(plan: DataPlan, tokenizer: Any) -> DataPlan:
+    """The plan with the words that users begin with as token ids."""
+    mixture = dataclasses.replace(
+        plan.mixture,
+        openings=read_openings(plan.openings, tokenizer),
+        follow_ups=read_follow_ups(plan.openings, tokenizer),
+        tasks=read_tasks(plan.openings, tokenizer),
+    )
+    return dataclasses.replace(plan, mixture=mixture)
+
+
+def recorder_of(plan: DataPlan, model: Any) -> StateRecorder | None:
+    """What keeps hidden states, if the plan asks for it. Errors as in `StateRecorder`."""
     if not plan.keep_states:
         return None
     layers = int(model.config.get_text_config(decoder=True).num_hidden_layers)

@@ -1,4 +1,4 @@
-"""What tells tokenizers and models from others, so that what was made with one is not used with another."""
+"""What tells tokenizers from others, so that what was made with one is not used with another."""
 
 from __future__ import annotations
 

@@ -59,29 +59,28 @@ def eagle_objective(
         ConfigError: a value out of its range, or one that the head to go on from does not have.
         ModelError: the folder holds no head of this variant for this target.
     """
-    loss = _loss(chosen)
+    loss, longest = _loss(chosen), _longest(setting, max_length)
     size = DRAFT_VOCAB if draft_vocab is None else draft_vocab
     if start_from is None:
-        of_three: dict[str, Any] = {"own_lm_head": own_head, "taps": taps}
         begun = init or DEFAULT_INIT[variant]  # type: ignore[index]
-        objective = EagleObjective.for_target(
+        own: dict[str, Any] = {"own_lm_head": own_head, "taps": taps} if variant == 3 else {}
+        ids = setting.draft_ids(size)
+        head = EagleHead.for_target(
             setting.model,
-            variant,
-            draft_ids=setting.draft_ids(size),
-            loss=loss,
-            cache=setting.cache,
+            variant,  # type: ignore[arg-type]
+            draft_ids=ids if variant == 3 else None,
             init=begun,
-            max_positions=_longest(setting, max_length),
-            **(of_three if variant == 3 else {}),
-        )
+            max_positions=longest,
+            **own,
+        ).float()
     else:
         asked = None if variant == 1 else setting.kept_size(draft_vocab)
         head = _given(setting, variant, start_from, asked, own_head, taps, init).float()
         begun = setting.start_from(start_from, head)
-        longest = max(head.config.max_position_embeddings, _longest(setting, max_length))
+        longest = max(head.config.max_position_embeddings, longest)
         head.config = replace(head.config, max_position_embeddings=longest)
-        label_ids = setting.draft_ids(size) if variant == 1 else None
-        objective = EagleObjective(head.train(), setting.model, loss, label_ids, setting.cache)
+        ids = setting.draft_ids(size) if variant == 1 else None
+    objective = EagleObjective(head.train(), setting.model, loss, ids, setting.cache)
     return objective, {**_facts(setting, objective), "init": begun}
 
 

@@ -63,9 +63,9 @@ def generate_corpus(
             if not scripts:
                 return
             written = run_scripts(model, scripts, num_rows, report, recorder)
-            writer.add_shard(written.samples, dropped=written.dropped)
             if recorder is not None:
-                recorder.keep(writer.folder, written.states)
+                recorder.keep(writer.folder, writer.as_stored(written.samples), written.states)
+            writer.add_shard(written.samples, dropped=written.dropped)
 
 
 class Written(NamedTuple):

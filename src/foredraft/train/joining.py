@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
@@ -17,6 +18,8 @@ from foredraft.train.state_cache import STATES
 
 SHARED = ("format", "dtype", "vocab_size", "tokenizer", "end_ids")
 """What corpora must have in common to be read as one."""
+NO_LINKS = (errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EMLINK)
+"""Why a file system lets a file have no second name."""
 
 
 def join_corpora(folders: Sequence[Path], out: Path) -> dict[str, Any]:
@@ -63,9 +66,12 @@ def _share_states(states: Path, out: Path) -> None:
     for file in states.glob("*/*"):
         place = out / file.parent.name / file.name
         place.parent.mkdir(parents=True, exist_ok=True)
+        place.unlink(missing_ok=True)  # of a run that was interrupted
         try:
             os.link(file, place)
-        except OSError:
+        except OSError as error:
+            if error.errno not in NO_LINKS:
+                raise
             shutil.copyfile(file, place)
 
 

@@ -1,7 +1,8 @@
 """Hidden states read off while a model writes: training then begins without a pass over the corpus.
 
-Whatever the model writes, it has computed the states of. They are kept in memory until the shard is
-written, as many bytes a token as `StateCache` keeps on disk, and stand beside it then.
+Whatever the model writes, it has computed the states of. They stay in memory until their shard is whole: as
+many bytes a token as `StateCache` keeps on disk, and for conversations that are still written a rectangle of
+the longest of those that began together.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from torch import Tensor
 
 from foredraft.backends.hf_taps import Taps
 from foredraft.backends.identity import target_identity
-from foredraft.train.corpus import Corpus
-from foredraft.train.state_cache import STATES, ShardTokens, StateCache
+from foredraft.train.corpus import Corpus, Sample
+from foredraft.train.state_cache import STATES, ShardTokens, StateCache, is_kept
 
 BLOCK = 128
 """Positions by which buffers grow."""
@@ -42,28 +43,36 @@ class StateRecorder:
         self.hooks = Taps(model)
         self.hooks.require(self._read)
 
-    def keep(self, corpus_folder: Path, states: Sequence[States]) -> None:
-        """Put the states of the samples of the last shard of a corpus where training looks for them.
+    def keep(self, folder: Path, samples: Sequence[Sample], states: Sequence[States]) -> None:
+        """Put the states of a shard where training looks for them.
+
+        Args:
+            folder: of the corpus; the shard itself may be written later: states go by its tokens.
+            samples: the shard, as it is stored.
+            states: of each sample.
 
         Raises:
             ConfigError: the disk has no room for them.
         """
-        shard = ShardTokens.at(Corpus(corpus_folder), -1)
         if not states:
             return
         width = next(iter(states[0].values())).shape[1]
-        cache = StateCache(
-            corpus_folder / STATES,
-            target_identity(self._model),
-            [shard],
-            width,
-            self._model.dtype,
-        )
+        cache = self._cache(folder, [ShardTokens.of(samples)], width)
         cache.reserve(self._read)
         for tap in self._read:
             for sample, of_taps in enumerate(states):
                 rows = of_taps[tap]
                 cache.write(tap, torch.tensor([sample]), torch.tensor([len(rows)]), rows[None])
+
+    def shards_without(self, corpus: Corpus) -> int:
+        """How many shards of a corpus lack states of these places: training will compute them."""
+        shards = [shard for shard in ShardTokens.all_of(corpus) if len(shard.lengths)]
+        place, key = corpus.folder / STATES, target_identity(self._model)
+        return sum(not is_kept(place, key, shard, self._read) for shard in shards)
+
+    def _cache(self, folder: Path, shards: Sequence[ShardTokens], width: int) -> StateCache:
+        key = target_identity(self._model)
+        return StateCache(folder / STATES, key, shards, width, self._model.dtype)
 
 
 class CohortStates:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foredraft.errors import ConfigError
-from foredraft.train.corpus import Corpus
+from foredraft.train.corpus import Corpus, Sample
 
 STATES = "states"
 """Folder of a corpus that holds the states of its samples."""
@@ -40,13 +40,14 @@ class ShardTokens:
     @classmethod
     def all_of(cls, corpus: Corpus) -> list[ShardTokens]:
         """Every shard of a corpus, in order."""
-        return [cls.at(corpus, number) for number in range(len(corpus.manifest["shards"]))]
+        count = len(corpus.manifest["shards"])
+        return [cls.of(corpus.shard(number)) for number in range(count)]
 
     @classmethod
-    def at(cls, corpus: Corpus, number: int) -> ShardTokens:
-        """One shard of a corpus; -1 is the last."""
+    def of(cls, samples: Iterable[Sample]) -> ShardTokens:
+        """The shard of these samples, as they are stored."""
         digest, lengths = hashlib.sha256(), []
-        for sample in corpus.shard(number):
+        for sample in samples:
             tokens = sample.token_ids
             digest.update(np.int64(len(tokens)).tobytes() + tokens.tobytes())
             lengths.append(len(tokens))
@@ -127,11 +128,22 @@ class StateCache:
             except (OSError, RuntimeError) as error:  # torch maps files, and raises the latter
                 raise ConfigError(
                     f"the target's hidden states cannot be kept in {folder} "
-                    f"({getattr(error, 'strerror', None) or error}); train with --no-keep-states, or put the "
-                    "corpus where it can be written beside"
+                    f"({getattr(error, 'strerror', None) or error}); do without them (--no-keep-states in "
+                    "training), or put the corpus where it can be written beside"
                 ) from error
             self._places[shard, tap] = place
         return self._places[shard, tap]
+
+
+def is_kept(
+    folder: Path, target: Mapping[str, Any], shard: ShardTokens, taps: Sequence[int]
+) -> bool:
+    """Whether every sample of a shard has its states of these taps."""
+    files = [_folder(folder, target, shard) / f"tap-{tap}.held" for tap in taps]
+    return all(file.exists() for file in files) and all(
+        bool((np.fromfile(file, np.int32)[: len(shard.lengths)] >= shard.lengths).all())
+        for file in files
+    )
 
 
 def _folder(folder: Path, target: Mapping[str, Any], shard: ShardTokens) -> Path:
@@ -184,6 +196,6 @@ def _reserve(file: Path, size: int) -> None:
         file.unlink(missing_ok=True)
         raise ConfigError(
             f"the target's hidden states take {size / 1e9:.1f} GB for each place they are read at, and "
-            f"{file.parent} has no room for them ({error.strerror or error}); train with "
-            "--no-keep-states, or put the corpus on another disk"
+            f"{file.parent} has no room for them ({error.strerror or error}); do without "
+            "them (--no-keep-states in training), or put the corpus on another disk"
         ) from error

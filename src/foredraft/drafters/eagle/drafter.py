@@ -17,12 +17,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from foredraft.backends.joined_linears import join_linears
 from foredraft.backends.own_pass import own_pass
 from foredraft.config import MAX_TREE_NODES
 from foredraft.drafters.eagle.cache import HeadCache
 from foredraft.drafters.eagle.head import EagleHead
-from foredraft.drafters.eagle.vocabulary import TextVocabulary, tokens_to_add_to
+from foredraft.drafters.eagle.other_rows import OtherRows
+from foredraft.drafters.eagle.vocabulary import TextVocabulary
 from foredraft.drafters.growth import grow_tree
 from foredraft.drafters.law_candidates import LawCandidates
 from foredraft.errors import CacheError, ConfigError
@@ -62,9 +62,9 @@ class EagleDrafter:
         self.rotary = RotaryTable(head)
 
     @cached_property
-    def known(self) -> frozenset[int] | None:
-        """The head's tokens, where a text can add others; see `TextVocabulary`."""
-        return tokens_to_add_to(self.head)
+    def others(self) -> OtherRows | None:
+        """Rows of tokens that a text can add; see `TextVocabulary`."""
+        return OtherRows.of(self.head)
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -86,7 +86,6 @@ class EagleDrafter:
 
     def start_reading(self, capacity: int, take_features: TakeFeatures) -> EagleState:
         """A head cache for one request."""
-        join_linears(self.head)
         return EagleState(self, capacity, take_features)
 
 
@@ -127,7 +126,7 @@ class EagleState:
         self._take_features = take_features
         head = drafter.head
         self._cache = HeadCache(head.config, drafter.window, capacity, head.device, head.dtype)
-        self._vocabulary = TextVocabulary(head, drafter.known)
+        self._vocabulary = TextVocabulary(head, drafter.others)
         self._waiting: list[Tensor] = []  # features [n, F] of committed tokens without a row
         self._level: _Level | None = None
         self._device = head.device  # of the target, once a feature was seen

@@ -9,7 +9,6 @@ Papers: EAGLE (arXiv 2401.15077), EAGLE-2 (2406.16858), EAGLE-3 (2503.01840).
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -241,37 +240,6 @@ class EagleHead(nn.Module):
     def recycle(self, output: Tensor) -> Tensor:
         """What the next step takes as hidden, [.., h] -> [.., h]."""
         return self.norm(output) if self.config.norm_output else output
-
-    def rows_of(self, token_ids: Tensor) -> LmRows:
-        """Language-model rows of any tokens of the target, int64 [N], where the head is and in its dtype.
-
-        They are the target's rows; where the head has learnt rows of its own, the target's after the map
-        that takes the target's rows of known tokens to those of the head, see `row_map`.
-        """
-        rows = self.ends.rows_of(token_ids).to(self.device, self.dtype)
-        if self.row_map is None:
-            return rows
-        return LmRows((rows.weight.float() @ self.row_map).to(self.dtype), None)
-
-    @cached_property
-    def row_map(self) -> Tensor | None:
-        """float32 [h, h]: A of the least squares solution of T A = L, with L the head's own language-model
-        rows and T the target's of the same tokens. None where it has none of its own."""
-        if not self.own_lm_head or self.target_ids is None:
-            return None
-        target = self.ends.rows_of(self.target_ids).weight.to(self.device).float()
-        own = self.lm_head.weight.detach().float()
-        solution: Tensor = torch.linalg.lstsq(target, own).solution
-        return solution
-
-    @cached_property
-    def row_error(self) -> float:
-        """|T A - L| / |L|, see `row_map`: how far the rows of tokens that were not learnt may be off."""
-        if self.row_map is None or self.target_ids is None:
-            return 0.0
-        target = self.ends.rows_of(self.target_ids).weight.to(self.device).float()
-        own = self.lm_head.weight.detach().float()
-        return float((target @ self.row_map - own).norm() / own.norm())
 
     def logits(self, output: Tensor, more: LmRows | None = None) -> Tensor:
         """The law of the next token, [.., h] -> [.., Vd], before any softmax.
