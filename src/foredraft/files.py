@@ -57,10 +57,19 @@ def replace_with(file: Path) -> Iterator[Path]:
     partial = place.with_name(f".{uuid.uuid4().hex}.partial")
     try:
         yield partial
+        share_with_others(partial)
         os.replace(partial, place)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+def share_with_others(*files: Path) -> None:
+    """Give files the mode that new files have here: some libraries keep theirs to the user alone."""
+    mask = os.umask(0)
+    os.umask(mask)
+    for file in files:
+        file.chmod(0o666 & ~mask)
 
 
 def write_text(file: Path, text: str) -> None:

@@ -152,3 +152,14 @@ def test_a_drafter_of_other_weights_is_told(kind: str, tmp_path: Path) -> None:
     plain = foredraft.load(tmp_path / "other", drafter="none", dtype="float32")
     answers = [e.generate("the cat", options).token_ids for e in (engine, plain)]
     assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "draft-model"])
+def test_an_empty_corpus_is_told(kind: str, tmp_path: Path) -> None:
+    """What an interruption before the first shard leaves."""
+    model = save_folder(tmp_path / "model", CHATML.tokenizer())
+    CorpusWriter(tmp_path / "data", {"vocab_size": len(CHATML.tokenizer())})
+    done = train(kind, tmp_path / "data", tmp_path / "out", model=model)
+    assert done.exit_code == 1
+    assert "holds no conversation yet" in done.stderr
+    assert not (tmp_path / "out").exists()

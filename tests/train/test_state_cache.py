@@ -169,3 +169,29 @@ def test_the_disk_is_taken_at_once(tmp_path: Path) -> None:
     cache(tmp_path).has((1,), torch.tensor([0]), torch.tensor([1]))
     (file,) = tmp_path.rglob("*.states")
     assert file.stat().st_blocks * state_cache.BLOCK >= LENGTHS[:2].sum() * 32 * 4
+
+
+def test_states_that_are_kept_are_not_written_again(tmp_path: Path) -> None:
+    """A batch of which only a part is kept is computed whole; files may be shared with other corpora."""
+    kept = cache(tmp_path)
+    first, second = torch.tensor([0]), torch.tensor([0, 1])
+    states = torch.randn(2, 7, 32, generator=torch.Generator().manual_seed(0))
+    kept.write(1, first, torch.tensor([7]), states[:1])
+    kept.write(1, second, torch.tensor([7, 3]), states + 1)
+    read = kept.read(1, second, torch.tensor([7, 3]))
+    assert torch.equal(read[0], states[0])
+    assert torch.equal(read[1, :3], states[1, :3] + 1)
+    kept.write(1, first, torch.tensor([7]), states[:1] + 2)
+    assert torch.equal(kept.read(1, first, torch.tensor([7]))[0], states[0])
+
+
+def test_files_can_be_read_by_whom_the_user_lets(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        cache(tmp_path).reserve([1])
+        CorpusWriter(tmp_path, {"vocab_size": 97}).add_shard(samples())
+    finally:
+        os.umask(before)
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert {file.suffix for file in files} == {".states", ".held", ".json", ".safetensors"}
+    assert {file.stat().st_mode & 0o777 for file in files} == {0o644}

@@ -52,7 +52,7 @@ class Setting:
         keep_states: keep the target's hidden states beside the corpus, for later epochs and runs.
 
     Raises:
-        DataError: the corpus was made with another tokenizer or vocabulary.
+        DataError: the corpus is empty, or was made with another tokenizer or vocabulary.
     """
 
     model: Any
@@ -62,6 +62,10 @@ class Setting:
 
     def __post_init__(self) -> None:
         self.model.requires_grad_(False)
+        if not len(self.corpus):
+            raise DataError(
+                f"{self.corpus.folder} holds no conversation yet; go on with `foredraft data generate`"
+            )
         vocab_size = int(hf_facts.text_config(self.model).vocab_size)
         if self.corpus.vocab_size != vocab_size:
             raise DataError(

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foredraft.errors import ConfigError
+from foredraft.files import share_with_others
 from foredraft.train.corpus import Corpus, Sample
 
 STATES = "states"
@@ -105,9 +106,11 @@ class StateCache:
         return states
 
     def write(self, tap: int, samples: Tensor, lengths: Tensor, states: Tensor) -> None:
-        """Keep the states [B, T, h] of a batch."""
+        """Keep the states [B, T, h] of a batch; what is there already stays, for others may read it."""
         states = states.cpu()
         for row, (place, i, length) in enumerate(self._find(tap, samples, lengths)):
+            if place.has(i, length):
+                continue
             place.rows_of(i, length).copy_(states[row, :length])
             place.held[i] = length  # last: a kill before it leaves the sample out
 
@@ -172,6 +175,7 @@ class _Place:
         self._rows = rows[: tokens * width].view(tokens, width)
         samples = max(1, len(lengths))
         self.held = torch.from_file(str(held), shared=True, size=samples, dtype=torch.int32)
+        share_with_others(file, held)
 
     def has(self, sample: int, rows: int) -> bool:
         """Whether that many rows of a sample are there."""
