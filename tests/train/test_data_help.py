@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 
 import pytest
 import typer.main
+from typer.testing import CliRunner
 
 from foredraft.cli.main import app
 from foredraft.config import default_of
 from foredraft.train.data import DataPlan
 from foredraft.train.scripts import Mixture
 
-NOT_NUMBERS = ("mixture", "openings", "follow_ups", "tasks", "max_looping", "keep_states", "taps")
-TOLD = re.compile(r"\[default: (.*)\]")
+NOT_NUMBERS = ("mixture", "follow_ups", "tasks", "max_looping", "keep_states", "taps")
 
 
 def _options() -> dict[str, str]:
     data = typer.main.get_command(app).commands["data"]  # type: ignore[attr-defined]
-    options = {option.name: option.help or "" for option in data.commands["generate"].params}
-    return {name: found[1] for name, text in options.items() if (found := TOLD.search(text))}
+    options = data.commands["generate"].params
+    return {o.name: o.show_default for o in options if isinstance(o.show_default, str)}
 
 
 def _defaults() -> dict[str, object]:
@@ -31,6 +30,14 @@ def _defaults() -> dict[str, object]:
 
 def _as_told(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def test_the_help_shows_them() -> None:
+    """As it is printed: brackets in a help text are taken for markup."""
+    done = CliRunner().invoke(app, ["data", "generate", "--help"], env={"COLUMNS": "300"})
+    words = " ".join(done.output.split())
+    for name, shown in _options().items():
+        assert f"[default: ({shown})]" in words, name
 
 
 @pytest.mark.parametrize("name", _options())

@@ -44,26 +44,25 @@ Out = Annotated[
 
 WRITING: Mapping[str, Flag] = {
     "openings": Flag(
-        str | None, "How the model's users begin: builtin, none, or a file with one a line."
+        str | None,
+        "How the model's users begin: builtin, none, or a file with one a line.",
+        shown="builtin",
     ),
-    "seed": Flag(int | None, "Same seed, same corpus. [default: 0]"),
-    "batch": Flag(int | None, "Conversations decoded together. [default: 128]"),
-    "greedy_share": Flag(
-        float | None, "Share of conversations with greedy replies. [default: 0.75]"
-    ),
-    "temperatures": Flag(str | None, "Of the other replies, comma-separated. [default: 0.7,1.0]"),
-    "top_p": Flag(float | None, "Of everything that is sampled. [default: 0.95]"),
-    "max_user_tokens": Flag(int | None, "A longer question ends its conversation. [default: 384]"),
-    "max_reply_tokens": Flag(int | None, "A longer reply is cut there. [default: 256]"),
-    "max_length": Flag(int | None, "Tokens of a conversation. [default: 1024]"),
-    "more_turns": Flag(
-        float | None, "Probability of another question after a reply. [default: 0.6]"
-    ),
+    "seed": Flag(int | None, "Same seed, same corpus.", shown="0"),
+    "batch": Flag(int | None, "Conversations decoded together.", shown="128"),
+    "greedy_share": Flag(float | None, "Share of conversations with greedy replies.", shown="0.75"),
+    "temperatures": Flag(str | None, "Of the other replies, comma-separated.", shown="0.7,1.0"),
+    "top_p": Flag(float | None, "Of everything that is sampled.", shown="0.95"),
+    "max_user_tokens": Flag(int | None, "A longer question ends its conversation.", shown="384"),
+    "max_reply_tokens": Flag(int | None, "A longer reply is cut there.", shown="256"),
+    "max_length": Flag(int | None, "Tokens of a conversation.", shown="1024"),
+    "more_turns": Flag(float | None, "Probability of another question after a reply.", shown="0.6"),
     "documents": Flag(
         float | None,
-        "Share of conversations about a long text, which the model writes too. [default: 0.15]",
+        "Share of conversations about a long text, which the model writes too.",
+        shown="0.15",
     ),
-    "max_document_tokens": Flag(int | None, "Tokens of such a text. [default: 600]"),
+    "max_document_tokens": Flag(int | None, "Tokens of such a text.", shown="600"),
 }
 """How conversations are written; what is not given is as in `DataPlan` and `Mixture`."""
 
