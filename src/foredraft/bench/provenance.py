@@ -88,6 +88,8 @@ def weights_digest(model: Any) -> str | None:
 def command() -> str:
     """What was typed, with files as they were given; the program's own place is left out."""
     program = Path(sys.argv[0])
+    if program.name == "__main__.py":  # python -m foredraft
+        program = program.parent
     if program.suffix != ".py":
         return shlex.join([program.name, *sys.argv[1:]])
     script = Path(*program.resolve().parts[-3:])  # benchmarks/NAME/run.py
