@@ -33,11 +33,7 @@ def _default(name: str) -> Any:
 def run(
     out: Annotated[
         Path,
-        typer.Option(
-            parser=common.folder_path,
-            metavar="<path>",
-            help="Folder of the run; an interrupted one is gone on with.",
-        ),
+        common.out_folder("Folder of the run; an interrupted one is gone on with."),
     ],
     model: Annotated[
         str, typer.Option(help="smollm2, a hub id, a folder, or a .gguf file.")

@@ -30,6 +30,11 @@ def folder_path(text: str) -> Path:
     return Path(text)
 
 
+def out_folder(text: str) -> Any:
+    """The option of a folder that a command writes, with this help."""
+    return typer.Option(parser=folder_path, metavar="<path>", help=text)
+
+
 Model = Annotated[str, typer.Option(help="smollm2, a hub id, a folder, or a .gguf file.")]
 Method = Annotated[
     str | None,

@@ -34,11 +34,7 @@ _UNUSED = {
 """Options without a meaning when the users' words, or all words, are given."""
 Out = Annotated[
     Path,
-    typer.Option(
-        parser=common.folder_path,
-        metavar="<path>",
-        help="Folder of the corpus; an unfinished one is gone on with.",
-    ),
+    common.out_folder("Folder of the corpus; an unfinished one is gone on with."),
 ]
 
 
@@ -125,7 +121,7 @@ def join(
     folders: Annotated[list[Path], typer.Argument(help="Corpora of one tokenizer, two or more.")],
     out: Annotated[
         Path,
-        typer.Option(parser=common.folder_path, metavar="<path>", help="Folder of the new corpus."),
+        common.out_folder("Folder of the new corpus."),
     ],
 ) -> None:
     """Copy several corpora into one, to train on all of them."""

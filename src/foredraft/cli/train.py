@@ -28,11 +28,7 @@ Data = Annotated[
 ]
 Out = Annotated[
     Path,
-    typer.Option(
-        parser=common.folder_path,
-        metavar="<path>",
-        help="Folder of the run, and of the drafter that comes of it.",
-    ),
+    common.out_folder("Folder of the run, and of the drafter that comes of it."),
 ]
 Resume = Annotated[
     bool, typer.Option("--resume", help="Go on with the run in --out, if there is one.")
