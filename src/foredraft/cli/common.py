@@ -14,6 +14,7 @@ from rich.text import Text
 
 from foredraft.config import GenerationOptions
 from foredraft.errors import ConfigError, PromptError
+from foredraft.zoo.shipped import SHIPPED
 
 if TYPE_CHECKING:
     from foredraft.engine.engine import Engine
@@ -41,7 +42,11 @@ Method = Annotated[
     typer.Option(help="Recipe, with options after colons: ngram:depth=10, eagle2:drafter=eagle1."),
 ]
 Drafter = Annotated[
-    str | None, typer.Option(help="none, ngram, a draft model, or an EAGLE head's folder.")
+    str | None,
+    typer.Option(
+        help="none, ngram, a draft model, an EAGLE head's folder, or one that ships for the model: "
+        f"{', '.join(SHIPPED)}."
+    ),
 ]
 Tree = Annotated[str | None, typer.Option(help="Children per node and depth, such as 4,2,2.")]
 Verifier = Annotated[str | None, typer.Option(help="exact, rejection, block or traversal.")]
