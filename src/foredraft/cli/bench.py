@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +18,8 @@ from foredraft.cli import common
 from foredraft.cli.failures import FAILURE, clear_failures
 from foredraft.cli.interrupts import INTERRUPTED, noticed_interrupts
 from foredraft.config import default_of
+from foredraft.errors import ConfigError
+from foredraft.zoo.shipped import SHIPPED
 
 if TYPE_CHECKING:
     from foredraft.bench.runner import BenchRun
@@ -51,8 +53,8 @@ def run(
     drafter: Annotated[
         str | None,
         typer.Option(
-            help="The draft model of speculative and hf-assisted, or a head; methods may name their "
-            "own instead, as in eagle2:drafter=eagle1."
+            help="The draft model of speculative and hf-assisted, a head, or one that ships for the model "
+            f"({', '.join(SHIPPED)}); methods may name their own instead, as in eagle2:drafter=eagle1."
         ),
     ] = None,
     limit: Annotated[
@@ -73,7 +75,8 @@ def run(
 ) -> None:
     """Answer every prompt with every method in turn, and report speeds with their intervals.
 
-    Exits with 1 when an answer that should be plain decoding's differs by more than rounding.
+    Exits with 1 when an answer that should be plain decoding's differs by more than rounding, and with 2
+    when none of the methods could be measured.
     """
     with clear_failures():
         plan = BenchPlan(
@@ -97,6 +100,7 @@ def run(
             pass  # found out now, and not after loading
         _run(plan, folder, common.console(stderr=True))
         document = _write_report(folder, None)
+        _check_measured(plan, document)
         if any(row["identical"] == "bug" for row in document["rows"]):
             raise typer.Exit(FAILURE)
 
@@ -163,6 +167,15 @@ def _run(plan: BenchPlan, folder: RunFolder, console: Console) -> None:
         reason = f"{error.filename or folder.path}: {error.strerror or error}"
         _say_what_is_kept(f"error: {reason}", bench, console)
         raise typer.Exit(FAILURE) from None
+
+
+def _check_measured(plan: BenchPlan, document: Mapping[str, Any]) -> None:
+    """Refuse a run whose methods all dropped out on the way."""
+    if not {row["method"] for row in document["rows"]} & set(plan.methods):
+        raise ConfigError(
+            f"none of {', '.join(plan.methods)} has an answer (the notes say why); name others with "
+            "--methods, and another --out"
+        )
 
 
 def _with_bar(bench: BenchRun, console: Console) -> Iterator[None]:
