@@ -12,16 +12,17 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from foredraft.backends.identity import weights_digest
 from foredraft.drafters.eagle.config import default_taps
 from foredraft.errors import ConfigError, DataError
 from foredraft.files import in_use
-from foredraft.train.answering import Keeper, Prompter
-from foredraft.train.corpus import CorpusWriter
+from foredraft.train.answering import KEPT_PER_SHARD, Keeper, Prompter
+from foredraft.train.corpus import Corpus, CorpusWriter
 from foredraft.train.digests import digest_of, tokenizer_digest
 from foredraft.train.generation import ScriptsOf, generate_corpus
+from foredraft.train.mending import accept_mended, noting_rows
 from foredraft.train.openings import BUILTIN, read_follow_ups, read_openings, read_tasks
 from foredraft.train.recording import StateRecorder
 from foredraft.train.scripts import SHORTEST_DOCUMENT, Mixture, Script, conversation
@@ -117,6 +118,14 @@ _RULES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
 }
 
 
+class Made(NamedTuple):
+    """What came out."""
+
+    corpus: Corpus
+    without_states: int
+    """Shards that lack the hidden states asked for: they were there before those were."""
+
+
 def make_corpus(
     folder: Path,
     plan: DataPlan,
@@ -125,7 +134,8 @@ def make_corpus(
     name: str,
     begin: Callable[[int], None] = lambda tokens: None,
     report: Report = lambda tokens: None,
-) -> dict[str, Any]:
+    command: str | None = None,
+) -> Made:
     """Make a corpus, or what is missing of it.
 
     Args:
@@ -134,9 +144,7 @@ def make_corpus(
         name: what the user calls the model.
         begin: called once, with the tokens that are there already.
         report: called with numbers of tokens as they are added.
-
-    Returns:
-        The manifest.
+        command: what was typed, by which an unfinished corpus can be gone on with.
 
     Raises:
         ConfigError: the folder holds another corpus or is in use, or the chat template does not allow it.
@@ -145,26 +153,31 @@ def make_corpus(
     """
     source = None if plan.prompts is None else open_source(plan.prompts)
     keeps = plan.answers == "keep"
-    recorder = recorder_of(plan, model)
+    recorder = _recorder(plan, model)
     _check_context(plan, model)
     if source is None:
         plan = _with_words(plan, tokenizer)
     frame = _frame(model, tokenizer, source)
     facts = _facts(plan, model, tokenizer, name, frame, source)
     with in_use(folder, by="data generation"):
+        accept_mended(folder, facts, source)
         writer = CorpusWriter(folder, facts)
-        if not (folder / TOKENIZER).exists():
+        writer.mark({"tokens": plan.num_tokens, "command": command})
+        if not (writer.num_shards and (folder / TOKENIZER).exists()):
             tokenizer.save_pretrained(folder / TOKENIZER)
         begin(writer.num_tokens)
-        if keeps and source is not None:
-            keeper = Keeper(tokenizer, source, plan.mixture.max_length)
-            keeper.write(writer, plan.num_tokens, report)
-        else:
-            scripts = _scripts(plan, tokenizer, frame, source, writer)
-            rows, tokens = plan.batch, plan.num_tokens
-            generate_corpus(model, scripts, writer, tokens, rows, report, recorder)
-    _check_outcome(writer.manifest, source)
-    return writer.manifest
+        with noting_rows(writer, source, KEPT_PER_SHARD if keeps else plan.shard):
+            if keeps and source is not None:
+                keeper = Keeper(tokenizer, source, plan.mixture.max_length)
+                keeper.write(writer, plan.num_tokens, report)
+            else:
+                scripts = _scripts(plan, tokenizer, frame, source, writer)
+                rows, tokens = plan.batch, plan.num_tokens
+                generate_corpus(model, scripts, writer, tokens, rows, report, recorder)
+        _check_outcome(writer.manifest, source)
+        writer.finish()
+    corpus = Corpus(folder)
+    return Made(corpus, 0 if recorder is None else recorder.shards_without(corpus))
 
 
 def _with_words(plan: DataPlan, tokenizer: Any) -> DataPlan:
@@ -178,7 +191,7 @@ def _with_words(plan: DataPlan, tokenizer: Any) -> DataPlan:
     return dataclasses.replace(plan, mixture=mixture)
 
 
-def recorder_of(plan: DataPlan, model: Any) -> StateRecorder | None:
+def _recorder(plan: DataPlan, model: Any) -> StateRecorder | None:
     """What keeps hidden states, if the plan asks for it. Errors as in `StateRecorder`."""
     if not plan.keep_states:
         return None
