@@ -250,11 +250,11 @@ def test_a_drafter_of_that_name_that_ships_goes_before_a_folder(
     [
         (
             "eagle2:drafter=eagel1",
-            "drafter=eagel1 of method 'eagle2' is neither shipped nor a folder; did you mean 'eagle1'? "
+            "the drafter of eagle2:drafter=eagel1 is neither shipped nor a folder; did you mean 'eagle1'? "
             "available: eagle3, eagle1, draft-model; or give the path of a folder, without a colon, such "
-            "as drafter=path/to/folder",
+            "as eagle2:drafter=path/to/folder",
         ),
-        ("eagle2:drafter=", "drafter= of method 'eagle2' is neither"),
+        ("eagle2:drafter=", "the drafter of eagle2:drafter= is neither"),
         ("eagle2:drafter=..", "the drafter given is a draft model"),
         (
             "eagle2:drafter=draft-model",
@@ -280,6 +280,17 @@ def test_a_drafter_named_twice_is_refused(model: str, head: str, zoo: dict[str, 
     models = load_models(model)
     with pytest.raises(ConfigError, match=r"drafter=eagle1 of method 'eagle2' was not loaded"):
         models.engine(parse_method("eagle2:drafter=eagle1"))
+
+
+@pytest.mark.parametrize(
+    ("name", "what"), [("eagle1", "an EAGLE head"), ("draft-model", "a draft model cut from")]
+)
+def test_a_drafter_is_no_model(zoo: dict[str, Path], name: str, what: str) -> None:
+    for chosen in (None, "ngram", zoo["eagle3"]):
+        with pytest.raises(ModelError, match=f"holds {what}.*--drafter"):
+            foredraft.load(zoo[name], drafter=chosen)
+    with pytest.raises(ModelError, match=f"holds {what}"):
+        load_models(str(zoo[name]))
 
 
 # --- drafters that are given by the name they ship under ---------------------------------------------

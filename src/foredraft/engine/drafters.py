@@ -82,6 +82,22 @@ def given_source(drafter: Any | None, model: Any) -> Any | None:
     return drafter
 
 
+def check_model(model: Any) -> None:
+    """Refuse the folder of a drafter where a model is wanted.
+
+    Raises:
+        ModelError: it holds one; the message says which, and where it belongs.
+    """
+    if not isinstance(model, str | Path):
+        return
+    what = "an EAGLE head" if kind_of(model) == "head" else "a draft model cut from its target"
+    if kind_of(model) == "head" or is_student(model):
+        raise ModelError(
+            f"{str(model)!r} holds {what}, which drafts for a model and is none itself; give that model, and "
+            "this folder as the drafter (--drafter on the command line)"
+        )
+
+
 def nearly(name: str, known: Iterable[str]) -> str | None:
     """The known name that this one nearly is, if it is neither a folder nor a hub id of some owner."""
     if "/" in name or os.path.exists(name):  # false, and no error, for what cannot be a path
@@ -107,8 +123,8 @@ def own_source(method: Method, model: Any) -> Path | None:
     if name not in ships and not os.path.isdir(folder):
         known = f"{suggestion(name, ships)}; or" if ships else "none ships for this model;"
         raise ConfigError(
-            f"drafter={name} of method {method.name!r} is neither shipped nor a folder; {known} give the "
-            "path of a folder, without a colon, such as drafter=path/to/folder"
+            f"the drafter of {method.name}:drafter={name} is neither shipped nor a folder; {known} give the "
+            f"path of a folder, without a colon, such as {method.name}:drafter=path/to/folder"
         )
     return ships.get(name, Path(folder))
 

@@ -15,6 +15,7 @@ from foredraft.drafters.eagle.head import EagleHead
 from foredraft.drafters.vocabulary import check_same_vocabulary
 from foredraft.engine.drafters import (
     NAMED,
+    check_model,
     given_source,
     is_student,
     kind_of,
@@ -149,6 +150,7 @@ def load_models(
 
     Other arguments and errors as in `load`.
     """
+    check_model(model)
     sources = Sources.find(model, drafter, needed, methods)
     heads, drafts = sources.of_kind("head"), sources.of_kind("draft model")
     _refuse_unused(options, revision, model, drafts.values(), force_vocabulary)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from foredraft.config import METHODS
 from foredraft.drafters.draft_model import DraftModelDrafter
 from foredraft.drafters.eagle.drafter import EagleDrafter
 from foredraft.drafters.eagle.head import EagleHead
@@ -112,14 +113,11 @@ def _eagle_drafter(
     return EagleDrafter(head, _proposal_for(verifier, proposal), window=window)
 
 
-RECIPES: Mapping[str, Callable[..., Parts]] = {
-    "autoregressive": _autoregressive,
-    "ngram": _ngram,
-    "speculative": _speculative,
-    "eagle-chain-K": _eagle_chain,
-    "eagle": _eagle,
-    "eagle2": _eagle2,
-}
+RECIPES: Mapping[str, Callable[..., Parts]] = dict(
+    zip(
+        METHODS, (_autoregressive, _ngram, _speculative, _eagle_chain, _eagle, _eagle2), strict=True
+    )
+)
 """By name; a K is a number that the user writes."""
 
 
