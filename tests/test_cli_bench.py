@@ -144,9 +144,9 @@ def test_a_run_compared_with_itself_has_no_difference(done: Path) -> None:
         (("--methods", "ngramm"), "did you mean 'ngram'"),
         (("--methods", "speculative"), "needs a draft model"),
         (("--suite", "bultin"), "did you mean 'builtin'"),
-        (("--repeats", "0"), "repeats=0"),
-        (("--limit", "-1"), "limit=-1"),
-        (("--temperature", "-1"), "temperature"),
+        (("--repeats", "0"), "--repeats 0"),
+        (("--limit", "-1"), "--limit -1"),
+        (("--temperature", "-1"), "--temperature -1.0"),
     ],
 )
 def test_mistakes_are_one_sentence_before_anything_is_loaded(

@@ -76,9 +76,9 @@ def test_another_seed_writes_another_corpus(folder: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("changed", "name"),
     [
-        (("--seed", "1"), "seed=0"),
-        (("--top-p", "0.5"), "top_p=0.95"),
-        (("--max-length", "97"), "max_length=96"),
+        (("--seed", "1"), "--seed 0"),
+        (("--top-p", "0.5"), "--top-p 0.95"),
+        (("--max-length", "97"), "--max-length 96"),
         (("--dtype", "bfloat16"), "model_dtype='float32'"),
     ],
 )
@@ -95,7 +95,7 @@ def test_other_words_to_go_on_with_are_noticed(
 ) -> None:
     command = ("generate", "--model", folder, "--out", tmp_path, *WRITE, "--tokens", "100")
     assert run(*command).exit_code == 0
-    told = "holds a corpus made with openings="
+    told = "holds a corpus made with --openings "
     assert re.search(told, complaint(USAGE, *command, "--openings", "none"))
     monkeypatch.setattr(openings, "FOLLOW_UPS", ("and the mat",))
     assert re.search(told, complaint(USAGE, *command))
@@ -150,26 +150,26 @@ def test_a_model_changed_in_place_is_noticed(
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ((), "say how many tokens"),
-        (("--tokens", "0"), "num_tokens=0"),
-        (("--tokens", "9", "--batch", "0"), "batch=0"),
-        (("--tokens", "9", "--greedy-share", "2"), "greedy_share=2.0"),
+        ((), "give --tokens"),
+        (("--tokens", "0"), "--tokens 0"),
+        (("--tokens", "9", "--batch", "0"), "--batch 0"),
+        (("--tokens", "9", "--greedy-share", "2"), "--greedy-share 2.0"),
         (("--tokens", "9", "--temperatures", "hot"), "--temperatures 'hot'"),
-        (("--tokens", "9", "--temperatures", "0,1"), "temperatures=(0.0, 1.0)"),
-        (("--tokens", "9", "--top-p", "0"), "top_p=0.0"),
-        (("--tokens", "9", "--answers", "invent"), "answers='invent'"),
-        (("--tokens", "9", "--answers", "keep"), "answers='keep' needs"),
+        (("--tokens", "9", "--temperatures", "0,1"), "--temperatures (0.0, 1.0)"),
+        (("--tokens", "9", "--top-p", "0"), "--top-p 0.0"),
+        (("--tokens", "9", "--answers", "invent"), "--answers 'invent'"),
+        (("--tokens", "9", "--answers", "keep"), "--answers 'keep' needs"),
         (("--tokens", "9", "--max-length", "9999"), "more than the model's context of 2048"),
         (("--prompts", "no.jsonl"), "no file 'no.jsonl'"),
         (("--prompts", "x.jsonl", "--more-turns", "0.1"), "--more-turns has no meaning"),
         (("--prompts", "x.jsonl", "--documents", "0.1"), "--documents has no meaning"),
-        (("--tokens", "9", "--documents", "2"), "documents=2.0"),
-        (("--tokens", "9", "--max-document-tokens", "63"), "max_document_tokens=63"),
+        (("--tokens", "9", "--documents", "2"), "--documents 2.0"),
+        (("--tokens", "9", "--max-document-tokens", "63"), "--max-document-tokens 63"),
         (
             ("--tokens", "9", "--openings", "none", "--documents", "0.5"),
             "--documents belongs to the built-in openings",
         ),
-        (("--tokens", "9", "--taps", "1"), "ask for keep_states too"),
+        (("--tokens", "9", "--taps", "1"), "ask for --keep-states too"),
         (("--tokens", "9", "--keep-states", "--taps", "one"), "--taps 'one' is no list"),
         (("--prompts", "x.jsonl", "--answers", "keep", "--seed", "1"), "--seed has no meaning"),
     ],

@@ -17,7 +17,7 @@ from foredraft.bench.plan import BenchPlan, split_methods
 from foredraft.cli import common
 from foredraft.cli.failures import FAILURE, clear_failures
 from foredraft.cli.interrupts import INTERRUPTED, noticed_interrupts
-from foredraft.config import default_of
+from foredraft.config import METHODS, default_of
 from foredraft.errors import ConfigError
 from foredraft.zoo.shipped import SHIPPED
 
@@ -46,8 +46,8 @@ def run(
     methods: Annotated[
         str,
         typer.Option(
-            help="Recipes, and the peers hf, hf-assisted, hf-lookup, llama.cpp, economize; "
-            "comma-separated, each with options after colons."
+            help=f"{', '.join(METHODS)} (K a number), and the peers hf, hf-assisted, hf-lookup, "
+            "llama.cpp, economize; comma-separated, each with options after colons."
         ),
     ] = ",".join(_default("methods")),
     drafter: Annotated[
@@ -94,15 +94,7 @@ def run(
             dtype=dtype,
             device=device,
         )
-        folder = RunFolder(out)
-        check_libraries()
-        with folder.in_use():
-            pass  # found out now, and not after loading
-        _run(plan, folder, common.console(stderr=True))
-        document = _write_report(folder, None)
-        _check_measured(plan, document)
-        if any(row["identical"] == "bug" for row in document["rows"]):
-            raise typer.Exit(FAILURE)
+        _run_and_report(plan, RunFolder(out))
 
 
 @app.command()
@@ -145,6 +137,17 @@ def compare(
             typer.echo(json.dumps(comparison.as_dict()))
         else:
             common.console().print(render_comparison(comparison))
+
+
+def _run_and_report(plan: BenchPlan, folder: RunFolder) -> None:
+    check_libraries()
+    with folder.in_use():
+        pass  # found out now, and not after loading
+    _run(plan, folder, common.console(stderr=True))
+    document = _write_report(folder, None)
+    _check_measured(plan, document)
+    if any(row["identical"] == "bug" for row in document["rows"]):
+        raise typer.Exit(FAILURE)
 
 
 def _run(plan: BenchPlan, folder: RunFolder, console: Console) -> None:

@@ -74,7 +74,7 @@ class DataPlan:
             raise ConfigError(f"answers={self.answers!r} is none of {', '.join(ANSWERS)}")
         if self.prompts is None and self.answers == "keep":
             raise ConfigError(
-                "answers='keep' needs conversations with replies; name them as prompts"
+                "answers='keep' needs conversations with replies; name them by prompts=..."
             )
         if self.keep_states and self.answers == "keep":
             raise ConfigError(
@@ -86,7 +86,7 @@ class DataPlan:
                 "taps say which hidden states are kept, and none are; ask for keep_states too"
             )
         if self.prompts is None and self.num_tokens is None:
-            raise ConfigError("a model that writes its own prompts never ends; say how many tokens")
+            raise ConfigError("a model that writes its own prompts never ends; give num_tokens=...")
         for owner in (self, self.mixture):
             for name, (allowed, holds) in _RULES.items():
                 value = getattr(owner, name, None)
@@ -125,6 +125,11 @@ class Made(NamedTuple):
     without_states: int
     """Shards that lack the hidden states asked for: they were there before those were."""
 
+    @classmethod
+    def of(cls, corpus: Corpus, recorder: StateRecorder | None) -> Made:
+        """With the shards counted that `recorder` did not make."""
+        return cls(corpus, 0 if recorder is None else recorder.shards_without(corpus))
+
 
 def make_corpus(
     folder: Path,
@@ -152,7 +157,6 @@ def make_corpus(
         ModelError: hidden states are to be kept that the model does not have.
     """
     source = None if plan.prompts is None else open_source(plan.prompts)
-    keeps = plan.answers == "keep"
     recorder = _recorder(plan, model)
     _check_context(plan, model)
     if source is None:
@@ -166,18 +170,18 @@ def make_corpus(
         if not (writer.num_shards and (folder / TOKENIZER).exists()):
             tokenizer.save_pretrained(folder / TOKENIZER)
         begin(writer.num_tokens)
-        with noting_rows(writer, source, KEPT_PER_SHARD if keeps else plan.shard):
-            if keeps and source is not None:
+        if plan.answers == "keep" and source is not None:
+            with noting_rows(writer, source, KEPT_PER_SHARD):
                 keeper = Keeper(tokenizer, source, plan.mixture.max_length)
                 keeper.write(writer, plan.num_tokens, report)
-            else:
+        else:
+            with noting_rows(writer, source, plan.shard):
                 scripts = _scripts(plan, tokenizer, frame, source, writer)
                 rows, tokens = plan.batch, plan.num_tokens
                 generate_corpus(model, scripts, writer, tokens, rows, report, recorder)
         _check_outcome(writer.manifest, source)
         writer.finish()
-    corpus = Corpus(folder)
-    return Made(corpus, 0 if recorder is None else recorder.shards_without(corpus))
+    return Made.of(Corpus(folder), recorder)
 
 
 def _with_words(plan: DataPlan, tokenizer: Any) -> DataPlan:
