@@ -269,7 +269,7 @@ def test_what_cannot_be_is_said(
 def test_an_end_must_be_named(data: Path, tmp_path: Path) -> None:
     done = run("train", "eagle", "--data", data, "--out", tmp_path / "out")
     assert done.exit_code == USAGE
-    assert "give steps, epochs or minutes" in done.stderr
+    assert "give --steps, --epochs or --minutes" in done.stderr
 
 
 def test_a_corpus_of_another_vocabulary_is_refused(data: Path, tmp_path: Path) -> None:
