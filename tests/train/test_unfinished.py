@@ -49,7 +49,7 @@ def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "BATCHES_A_SHARD", 1)
 
 
-def words(text: str) -> str:
+def unwrapped(text: str) -> str:
     """As it reads, however lines were broken."""
     return " ".join(text.split())
 
@@ -74,7 +74,7 @@ def test_ctrl_c_keeps_what_is_finished(folder: Path, tmp_path: Path) -> None:
     assert f"interrupted: {corpus.num_tokens:,} tokens are kept in {out}" in said.replace("\n", "")
     assert np.all(corpus.lengths > 0)
     assert corpus.unfinished is not None
-    shown = words(run("show", out, "--samples", "0").stdout)
+    shown = unwrapped(run("show", out, "--samples", "0").stdout)
     assert f"unfinished {corpus.num_tokens:,} of 10,000,000 tokens" in shown
     assert f"data generate --model {folder} --out {out}" in (corpus.unfinished.command or "")
     assert "go on with" in shown
