@@ -44,7 +44,8 @@ class DraftReference(Reference):
 
     def law(self, answer: Answer) -> np.ndarray:
         text, order = (*self.prompt, *answer), self.table.ndim - 1
-        scores = np.log(self.table[((0,) * order + text)[-order:]]).astype(np.float32)
+        with np.errstate(divide="ignore"):
+            scores = np.log(self.table[((0,) * order + text)[-order:]]).astype(np.float32)
         scores = scores / np.float32(self.options.temperature)
         return nucleus(softmax(scores.astype(np.float64)), self.options.top_p)
 

@@ -115,6 +115,34 @@ def test_without_merging_equal_ends_of_rounds(kind: Proposal) -> None:
     assert error_of(made, Reference(TARGET, REQUESTS["plain"]), merge=False) < LAW_ATOL
 
 
+@any_kind
+def test_one_root_and_a_draft_that_is_nearly_always_right(kind: Proposal) -> None:
+    """Case 46: what rejections leave is a law of rounding errors, drawn from hardly ever."""
+    made = engine("tree=1,2", TARGET, TARGET, kind)
+    assert error_of(made, Reference(TARGET, REQUESTS["penalised"])) < LAW_ATOL
+    assert error_of(made, Reference(TARGET, REQUESTS["plain"])) < LAW_ATOL
+
+
+def gappy(order: int, seed: int) -> np.ndarray:
+    """Laws of two tokens out of three, now and then of one."""
+    table = random_table(3, order, seed)
+    table[table < 0.25] = 0
+    return table / table.sum(-1, keepdims=True)
+
+
+@any_kind
+@pytest.mark.parametrize("seed", range(3))
+def test_laws_with_tokens_that_are_never_next(seed: int, kind: Proposal) -> None:
+    """Supports that are small, and disjoint for some contexts."""
+    target, draft = gappy(2, seed), gappy(1, seed + 50)
+    options = GenerationOptions(temperature=1.0, max_new_tokens=4)
+    reference = Reference(target, options)
+    assert error_of(engine("tree=1,2,1", target, draft, kind), reference) < LAW_ATOL
+    rule = RootModel(target, draft, options, 2, (1,), kind=kind).answers
+    emitted = answer_law(engine("tree=2,1", target, draft, kind), options)
+    assert error_between(emitted, rule) < LAW_ATOL
+
+
 def test_no_drafter_at_all() -> None:
     """Every round is one root."""
     options = REQUESTS["filtered"]
