@@ -217,7 +217,8 @@ class Engine:
         if options.logits_processors and self.drafter and self.verifier.reads_rejected:
             raise ConfigError(
                 f"{type(self.verifier).__name__} reads laws behind tokens that may be rejected, which "
-                "logits_processors of your own must not see; use verifier='exact' or 'rejection'"
+                "logits_processors of your own must not see; use a method that verifies by 'exact' or "
+                "'rejection'"
             )
         return RequestLaw(
             options,
