@@ -125,9 +125,11 @@ class BenchRun:
             if begun["provenance"]["revision"] != now["revision"]:
                 self._note(f"the run went on at another revision, {now['revision']}")
         comparable = {contender.name: contender.comparable for contender in field}
+        lossy = [c.name for c in field if isinstance(c, EngineContender) and not c.lossless]
         self._begun = {
             **self.plan.as_dict(),
             "comparable": {**(begun["comparable"] if begun else {}), **comparable},
+            "lossy": lossy,
             "notes": self._notes,
             "provenance": begun["provenance"] if begun else {**now, "seed": self.plan.seed},
             "resumed": [*begun["resumed"], now] if begun else [],
