@@ -128,7 +128,9 @@ def test_intervals_cover_the_truth_about_as_often_as_they_say(noise: Noise, prom
 def test_the_interval_of_a_mean_is_students() -> None:
     values = np.random.default_rng(0).normal(-0.3, 1.0, 30)
     found = mean_interval(values.tolist())
-    assert found is not None and found.low is not None and found.high is not None
+    assert found is not None
+    assert found.low is not None
+    assert found.high is not None
     wanted = stats.t.interval(0.95, 29, values.mean(), stats.sem(values))
     assert found.value == pytest.approx(values.mean())
     assert (found.low, found.high) == pytest.approx(wanted, abs=RESAMPLING_ERROR)
