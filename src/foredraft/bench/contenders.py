@@ -50,7 +50,7 @@ class EngineContender:
     @property
     def lossless(self) -> bool:
         """Whether its answers follow the target's law."""
-        return bool(getattr(self.engine, "lossless", True))
+        return self.engine.lossless
 
     def refuse(self, options: GenerationOptions) -> str | None:
         """Every option is an engine's own."""

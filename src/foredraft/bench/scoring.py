@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from foredraft.bench.contenders import Contender, EngineContender
@@ -68,7 +69,7 @@ def score_answer(
 def _sums(logits: Tensor, token_ids: Sequence[int], temperature: float) -> tuple[int, float, float]:
     """Argmax hits, and sums of log p raw and tempered, of tokens [T] after logits [T, V]."""
     scores = logits.float()
-    tokens = scores.new_tensor(token_ids, dtype=int)[:, None]
+    tokens = torch.tensor(token_ids, device=scores.device)[:, None]
     hits = int((scores.argmax(-1, keepdim=True) == tokens).sum())
     raw = float(scores.log_softmax(-1).gather(-1, tokens).double().sum())
     if temperature == 0:

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import permutations
-from typing import Literal
+from typing import Any, get_args
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
 from foredraft.bench.intervals import Floats
 from foredraft.sampling.law import TargetLaws
 from foredraft.tree import DraftTree
 from foredraft.verifiers.laws import recursive_rejection
+from foredraft.verifiers.multi_root import NUCLEUS, RootChoice, nucleus
 from foredraft.verifiers.trees import child_draws
 
-Roots = Literal["multinomial", "topk"]
-"""How roots are chosen: drawn without replacement from p, or the W likeliest in order."""
-ROOTS: tuple[Roots, ...] = ("multinomial", "topk")
+ROOTS: tuple[RootChoice, ...] = get_args(RootChoice)
 
 
 def length_law(tree: DraftTree, laws: TargetLaws, node: int = 0) -> Floats:
@@ -61,18 +62,21 @@ def winners(lengths: Floats) -> Floats:
     return np.stack(wins, axis=-1)
 
 
-def emitted_law(p: Floats, lengths: Floats, num_roots: int, roots: Roots) -> Floats:
+def emitted_law(p: Floats, lengths: Floats, num_roots: int, roots: RootChoice) -> Floats:
     """The law of the emitted root, [M].
 
     Args:
-        p: [M] the target's law of the candidates, likeliest first, which sums to 1.
+        p: [M] the target's law of the candidates, likeliest first, which sums to 1. That of a greedy
+            request is a point mass, whose runners-up are roots all the same.
         lengths: [M, D + 1] the law of each candidate's accepted length, averaged over its drafts.
         num_roots: W; of a law with less support than that, as many as there are.
-        roots: how they are chosen.
+        roots: how they are chosen, as in `MultiRootVerifier`.
     """
     orders, weights = _orders(p, num_roots, roots)
     wins = weights[:, None] * winners(lengths[orders])
-    return np.bincount(orders.ravel(), wins.ravel(), minlength=len(p))
+    law = np.zeros(len(p))
+    np.add.at(law, orders, wins)
+    return law
 
 
 def total_variation(p: Floats, q: Floats) -> float:
@@ -80,10 +84,13 @@ def total_variation(p: Floats, q: Floats) -> float:
     return float(np.abs(p - q).sum() / 2)
 
 
-def _orders(p: Floats, num_roots: int, roots: Roots) -> tuple[np.ndarray, Floats]:
+def _orders(p: Floats, num_roots: int, roots: RootChoice) -> tuple[NDArray[Any], Floats]:
     """Every ordered draw of roots, [O, W], and its probability, [O]."""
-    if roots == "topk":
+    if roots == "topk" or p[0] == 1:  # of a greedy law, runners-up by rank
         return np.arange(min(num_roots, len(p)))[None], np.ones(1)
+    if roots == "nucleus":
+        p = nucleus(torch.from_numpy(p), NUCLEUS).numpy()
+        p = p / p.sum()
     support = np.flatnonzero(p > 0)
     drawn = list(permutations(support.tolist(), min(num_roots, len(support))))
     return np.array(drawn), np.array([_draw_weight(p, order) for order in drawn])
