@@ -10,7 +10,6 @@ from typing import Any
 
 from foredraft.bench.plan import PLAIN, BenchPlan
 from foredraft.errors import ConfigError
-from foredraft.tree import parse_k_config
 
 LOSSY = "mcsd-improved-lossy"
 TASK_TOKENS = 16
@@ -54,6 +53,8 @@ class QualityPlan:
     device: str | None = None
 
     def __post_init__(self) -> None:
+        from foredraft.tree import parse_k_config  # late: `--help` need not wait for PyTorch
+
         for name in ("max_roots", "contexts", "candidates", "drafts", "tasks"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} measures nothing; give 1 or more")
