@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from foredraft.backends.hf import HFTarget
-from foredraft.backends.tree_attention import Topology
+from foredraft.backends.tree_attention import AncestorRows
 from foredraft.drafters.draft_model import DraftModelDrafter
 from foredraft.engine.engine import Engine
 from foredraft.policies.fixed import FixedPolicy
@@ -17,21 +15,21 @@ from foredraft.verifiers.exact import ExactVerifier
 from foredraft.verifiers.multi_root import MultiRootVerifier
 from tests.tiny_models import tiny_llama
 
-PROMPT = [5, 9, 2 + 1, 7]
+PROMPT = [5, 9, 3, 7]
 
 
 @pytest.fixture
 def appended(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[int]]:
-    """Rows that each topology appends, call by call, in the order in which topologies are made."""
+    """Rows that each stored tree appends, call by call."""
     calls: dict[int, list[int]] = {}
-    append = Topology._append
+    append = AncestorRows.append
 
-    def counting(self: Topology, parents: list[int]) -> None:
+    def counting(self: AncestorRows, parents: list[int]) -> None:
         if parents:
             calls.setdefault(id(self), []).append(len(parents))
         append(self, parents)
 
-    monkeypatch.setattr(Topology, "_append", counting)
+    monkeypatch.setattr(AncestorRows, "append", counting)
     return calls
 
 
@@ -58,29 +56,27 @@ class _Shrinking:
         pass
 
 
-def engines() -> Iterator[tuple[str, Engine]]:
+def engine_of(name: str) -> Engine:
     target, draft = HFTarget(tiny_llama()), HFTarget(tiny_llama(seed=1))
-    for name, policy in (("fixed", FixedPolicy("3,2,1")), ("shrinking", Shrinking("3,2,1"))):
-        exact = DraftModelDrafter(draft, Proposal.COUPLED)
-        yield f"{name}, exact", Engine(target, exact, policy, ExactVerifier())
-    sampled = DraftModelDrafter(draft, Proposal.SAMPLED)
-    yield "roots", Engine(target, sampled, FixedPolicy((2, 1), 2), MultiRootVerifier(2))
+    if name == "open roots":
+        drafter = DraftModelDrafter(draft, Proposal.SAMPLED)
+        return Engine(target, drafter, FixedPolicy((2, 1), 2), MultiRootVerifier(2))
+    policy = Shrinking("3,2,1") if name == "shrinking" else FixedPolicy("3,2,1")
+    return Engine(target, DraftModelDrafter(draft, Proposal.COUPLED), policy, ExactVerifier())
 
 
-@pytest.mark.parametrize(("name", "engine"), engines(), ids=lambda value: str(value)[:16])
-def test_a_fixed_shape_builds_its_rows_once(
-    name: str, engine: Engine, appended: dict[int, list[int]]
-) -> None:
+@pytest.mark.parametrize("name", ["fixed", "shrinking", "open roots"])
+def test_a_fixed_shape_builds_its_rows_once(name: str, appended: dict[int, list[int]]) -> None:
+    engine = engine_of(name)
     appended.clear()
-    with engine.stream(
-        PROMPT, max_new_tokens=30, ignore_eos=True, temperature=1.0, seed=2
-    ) as stream:
+    request = {"max_new_tokens": 30, "ignore_eos": True, "temperature": 1.0, "seed": 2}
+    with engine.stream(PROMPT, **request) as stream:
         for _ in stream:
             pass
         rounds = stream.result().stats.rounds
     assert len(rounds) > 5
     nodes = max(sum(r.widths) for r in rounds)
-    target, draft = appended.values()
-    assert sum(target) == nodes, name
-    assert len(target) <= 2  # a lone row may come first, when the prompt's law is read
-    assert sum(draft) <= 2 * nodes, (name, draft)  # behind one missing token, and behind two
+    built = [sum(rows) for rows in appended.values()]
+    assert len(built) <= 1 + 2  # the target's; the draft model's, behind one or two missed tokens
+    assert nodes in built
+    assert max(built) <= nodes + 1
