@@ -51,6 +51,12 @@ Proposal = Annotated[
         help="How a model's drafts are drawn: coupled, sampled, resampled, deterministic."
     ),
 ]
+Roots = Annotated[
+    str | None,
+    typer.Option(
+        help="First candidates of mcsd-improved-lossy, from the target's law: multinomial, topk or nucleus."
+    ),
+]
 PromptText = Annotated[str | None, typer.Option(help="The prompt, or - to read it.")]
 Raw = Annotated[
     bool, typer.Option("--raw", help="Continue the prompt as text, without a chat template.")

@@ -38,6 +38,7 @@ def load(
     tree: str | None = None,
     verifier: str | None = None,
     proposal: str | None = None,
+    roots: str | None = None,
     tokenizer: Any | None = None,
     dtype: str | None = None,
     device: str | None = None,
@@ -63,6 +64,8 @@ def load(
         verifier: `"exact"` (default), `"rejection"`, `"block"` or `"traversal"`.
         proposal: how a draft model's children are chosen: `"coupled"`, `"sampled"`, `"resampled"` or
             `"deterministic"`; None takes what the verifier wants.
+        roots: how `"mcsd-improved-lossy"` chooses its first candidates from the target's own law:
+            `"multinomial"`, `"topk"` or `"nucleus"`; None takes the method's own way.
         tokenizer: for an already loaded model.
         dtype: of models loaded by name: `"float32"`, `"bfloat16"`, `"float16"` or `"auto"`; None takes
             bfloat16 where the hardware has it and float32 elsewhere.
@@ -80,7 +83,8 @@ def load(
     recipe, drafter = _choose_method(method, drafter, model, tree=tree, verifier=verifier)
     source = drafter if recipe.drafter is None else own_source(recipe, model)
     given = None if source is None else kind_of(source, recipe.needs)
-    recipe.check(given, tree=tree, verifier=verifier, proposal=proposal)
+    chosen = {"tree": tree, "verifier": verifier, "proposal": proposal, "roots": roots}
+    recipe.check(given, **chosen)
     models = load_models(
         model,
         drafter,
@@ -95,7 +99,7 @@ def load(
         force_vocabulary=force_vocabulary,
         report=report,
     )
-    return models.engine(recipe, tree=tree, verifier=verifier, proposal=proposal)
+    return models.engine(recipe, **chosen)
 
 
 @dataclass(frozen=True, slots=True)
