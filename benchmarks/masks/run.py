@@ -14,6 +14,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,15 +57,19 @@ def masks() -> TreeMasks:
     return TreeMasks([AttentionKind(None, layer)], None)
 
 
-def sliced(stored: Topology, parents: Sequence[int], context: int, build: TreeMasks) -> Any:
-    """The mask from rows that are there."""
-    stored.hold(parents)
-    return build.build(stored, context, 0, len(parents))
+class Forgetful(Topology):
+    """Keeps its buffers and no rows: every tree is built anew, without the cost of new memory."""
+
+    def hold(self, parents: Sequence[int]) -> None:
+        """Build the tree with these parents."""
+        self._held.become(())
+        self._held.become(parents)
 
 
-def rebuilt(parents: Sequence[int], context: int, build: TreeMasks) -> Any:
-    """The same mask with every row made anew."""
-    return sliced(Topology(CPU), parents, context, build)
+def mask_of(topology: Topology, parents: Sequence[int], context: int, build: TreeMasks) -> Any:
+    """The 4-D mask of a pass over the whole tree."""
+    topology.hold(parents)
+    return build.build(topology, context, 0, len(parents))
 
 
 def medians_us(ways: Sequence[Callable[[], Any]], repeats: int) -> list[float]:
@@ -81,19 +86,13 @@ def medians_us(ways: Sequence[Callable[[], Any]], repeats: int) -> list[float]:
 def measure(shape: str, open_roots: bool, repeats: int) -> Iterator[dict[str, Any]]:
     """A row for every depth and context of one tree."""
     prefixes, build = parents_of(shape, open_roots), masks()
-    stored = Topology(CPU)
+    stored, forgetful = Topology(CPU), Forgetful(CPU)
     stored.hold(prefixes[-1])
     for depth, parents in enumerate(prefixes, 1):
         for context in CONTEXTS:
-            whole = rebuilt(parents, context, build)
-            assert torch.equal(sliced(stored, parents, context, build), whole)
-            slice_us, build_us = medians_us(
-                [
-                    lambda p=parents, c=context: sliced(stored, p, c, build),  # type: ignore[misc]
-                    lambda p=parents, c=context: rebuilt(p, c, build),  # type: ignore[misc]
-                ],
-                repeats,
-            )
+            ways = [partial(mask_of, way, parents, context, build) for way in (stored, forgetful)]
+            assert torch.equal(ways[0](), ways[1]())
+            slice_us, build_us = medians_us(ways, repeats)
             yield {
                 "tree": shape,
                 "open_roots": open_roots,

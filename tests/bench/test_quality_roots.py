@@ -20,11 +20,11 @@ from foredraft.drafters.draft_model import DraftModelDrafter
 from foredraft.engine.engine import Engine
 from foredraft.policies.fixed import FixedPolicy
 from foredraft.tree import Proposal
-from foredraft.verifiers.multi_root import NUCLEUS, RootChoice, nucleus
+from foredraft.verifiers.multi_root import NUCLEUS, MultiRootVerifier, RootChoice, nucleus
 from foredraft.verifiers.rejection import RejectionVerifier
 from tests.enumeration import EnumeratingRandomness, enumerate_outcomes
 
-V = 4
+V = 3
 ATOL = 1e-12
 """Sums of a few hundred products in float64."""
 OPTIONS = GenerationOptions(temperature=1.0, max_new_tokens=16, seed=0)
@@ -120,10 +120,15 @@ def test_roots_of_equal_drafts_keep_the_order_of_their_draw() -> None:
 def test_the_likeliest_roots_of_a_greedy_law_may_lose() -> None:
     p = np.array([1.0, 0.0])
     lengths = np.array([[0.5, 0.5], [0.0, 1.0]])
-    assert emitted_law(p, lengths, 2, "topk") == pytest.approx([0.5, 0.5])
-    assert emitted_law(p, lengths, 2, "multinomial") == pytest.approx(
-        [1.0, 0.0]
-    )  # one in its support
+    for roots in ROOTS:  # at temperature 0 all of them take the likeliest
+        assert emitted_law(p, lengths, 2, roots) == pytest.approx([0.5, 0.5])
+
+
+def test_a_law_that_is_nearly_a_point_has_runners_up() -> None:
+    p = np.array([1.0, 3e-20, 1e-20])
+    lengths = np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
+    law = emitted_law(p, lengths, 2, "multinomial")
+    assert law == pytest.approx([0.0, 0.75, 0.25])
 
 
 def test_fewer_tokens_than_roots_leave_fewer_roots() -> None:
@@ -132,6 +137,47 @@ def test_fewer_tokens_than_roots_leave_fewer_roots() -> None:
     for roots in ("multinomial", "topk"):
         many = emitted_law(p, lengths, 4, roots)
         np.testing.assert_allclose(many, emitted_law(p, lengths, 2, roots), atol=ATOL)
+
+
+def mean_lengths(tree: str, text: list[int]) -> np.ndarray:
+    """The law of a draft's accepted length behind a text, over every draft there could be."""
+    engine = engine_of(tree)
+
+    def lengths(random: EnumeratingRandomness) -> np.ndarray:
+        session = engine.session(text, OPTIONS, random)
+        session.prefill()
+        drafted = session.draft()
+        logits = session.target.score(drafted.token_ids, drafted.parents)
+        return length_law(drafted, session.laws(drafted, logits))
+
+    return sum(weight * law for weight, law in enumerate_outcomes(lengths))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(("num_roots", "tree"), [(1, "2"), (2, "1"), (2, "2"), (3, "1")])
+@pytest.mark.parametrize("roots", ["multinomial", "topk"])
+def test_the_lossy_engine_emits_that_law(num_roots: int, tree: str, roots: RootChoice) -> None:
+    """The real engine's first token, over every root, draft and verdict there could be."""
+    single = engine_of(tree)
+    policy = FixedPolicy(single.policy.k_config, num_roots)  # type: ignore[union-attr]
+    verifier = MultiRootVerifier(num_roots, roots)
+    engine = Engine(single.target, single.drafter, policy, verifier)
+
+    def first_token(random: EnumeratingRandomness) -> int:
+        session = engine.session(TEXT, OPTIONS, random)
+        session.prefill()
+        drafted = session.draft()
+        laws = session.laws(drafted, session.score(drafted))
+        return engine.verifier.verify(drafted, laws, random).token_ids[0]
+
+    emitted = np.zeros(V)
+    for weight, token in enumerate_outcomes(first_token):
+        emitted[token] += weight
+    p = TableModel.random(V, seed=0).logits_after(TEXT).exp()
+    order = p.argsort(descending=True).tolist()
+    lengths = np.stack([mean_lengths(tree, [*TEXT, token]) for token in order])
+    predicted = emitted_law(p[order].numpy(), lengths, num_roots, roots)
+    np.testing.assert_allclose(predicted, emitted[order], atol=ATOL)
+    assert (total_variation(p.numpy(), emitted) < ATOL) is engine.lossless
 
 
 # --- contexts ---------------------------------------------------------------------------------------
@@ -156,7 +202,7 @@ def test_candidates_are_the_targets_own_likeliest() -> None:
 
 def test_greedy_laws_have_their_runners_up_by_score() -> None:
     found = choices_of("1,1", OPTIONS.replace(temperature=0.0, seed=None))
-    assert found.probs == (1.0, 0.0, 0.0, 0.0)
+    assert found.probs == (1.0, 0.0, 0.0)
     assert all(sum(map(bool, law)) == 1 for law in found.lengths)  # greedy acceptance is certain
 
 

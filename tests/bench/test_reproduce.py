@@ -49,7 +49,7 @@ def plan_of(folders: dict[str, str], **changes: Any) -> ReproducePlan:
 
 def quick(*_: Any) -> CostTable:
     """Costs that are measured in their own tests."""
-    return CostTable.flat(0.02, 0.002, ("speculative", "mcsd", LOSSY))
+    return CostTable.flat(0.02, 0.002, ("speculative", "mcsd", "mcsd-improved", LOSSY))
 
 
 # --- who takes part ---------------------------------------------------------------------------------
@@ -140,7 +140,8 @@ def test_rows_are_those_of_benchmarks_with_quality_beside(done: Path) -> None:
     assert (static["lossless"], static["identical"]) == ("no", "n/a")
     assert rows[0.7, line_up.MCSD]["identical"] == "n/a"  # sampled, by rejection
     assert rows[0.0, line_up.MCSD]["identical"] == "yes"
-    assert rows[0.0, "improved, lossless"]["lossless"] == "yes"
+    assert rows[0.0, "improved, lossless (4,2,2,1)"]["lossless"] == "yes"
+    assert rows[0.0, "improved, one root (1,4,3,1,1)"]["lossless"] == "yes"
     assert rows[0.0, "plain decoding"]["greedy_agreement"] == 1
     assert static["log_prob_difference_low"] <= static["log_prob_difference_high"]
     assert rows[0.0, line_up.STATIC]["tempered_log_prob"] is None

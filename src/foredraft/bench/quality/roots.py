@@ -86,7 +86,7 @@ def total_variation(p: Floats, q: Floats) -> float:
 
 def _orders(p: Floats, num_roots: int, roots: RootChoice) -> tuple[NDArray[Any], Floats]:
     """Every ordered draw of roots, [O, W], and its probability, [O]."""
-    if roots == "topk" or p[0] == 1:  # of a greedy law, runners-up by rank
+    if roots == "topk" or np.count_nonzero(p) == 1:  # of a greedy law, runners-up by rank
         return np.arange(min(num_roots, len(p)))[None], np.ones(1)
     if roots == "nucleus":
         p = nucleus(torch.from_numpy(p), NUCLEUS).numpy()
@@ -98,8 +98,10 @@ def _orders(p: Floats, num_roots: int, roots: RootChoice) -> tuple[NDArray[Any],
 
 def _draw_weight(p: Floats, order: Sequence[int]) -> float:
     """The probability to draw these in this order, without replacement."""
-    weight, left = 1.0, 1.0
+    weight, left = 1.0, p.copy()
     for token in order:
-        weight *= p[token] / left
-        left -= p[token]
+        weight *= (
+            left[token] / left.sum()
+        )  # of what is left, not 1 - what is gone: p may be nearly a point
+        left[token] = 0.0
     return float(weight)

@@ -36,7 +36,8 @@ def line_up(decision: str | None) -> tuple[Entry, ...]:
         Entry(MCSD, mcsd("4,2,2,1")),
         Entry(STATIC, lossy("2,4,3,1,1")),
         Entry("improved, fork, no decision model", lossy(FORK)),
-        Entry("improved, lossless", lossless("1,4,3,1,1")),
+        Entry("improved, one root (1,4,3,1,1)", lossy("1,4,3,1,1")),
+        Entry("improved, lossless (4,2,2,1)", lossless("4,2,2,1")),
     )
     if decision is None:
         return without
@@ -63,15 +64,13 @@ def lossy(tree: str) -> str:
 
 
 def lossless(tree: str) -> str:
-    """The improved method where it keeps the law: one root of the target's own, and a tree under it."""
-    from foredraft.methods import RECIPES
-
-    return f"{LOSSLESS if LOSSLESS in RECIPES else LOSSY}:tree={tree}"
+    """The improved method that keeps the law: candidates from the target's own earlier laws too."""
+    return f"{LOSSLESS}:tree={tree}"
 
 
 # --- equal budgets -----------------------------------------------------------------------------------
 
-CHAINS, TREES, ROOTED, ONE_ROOT = "SD chains", "MCSD trees", "improved, lossy", "improved, lossless"
+CHAINS, TREES, ROOTED, KEPT = "SD chains", "MCSD trees", "improved, lossy", "improved, lossless"
 _TREES = (
     *("2", "4", "2,1", "4,1", "4,2", "2,1,1", "2,2,1", "3,2,1", "4,1,1", "2,1,1,1", "3,1,1,1"),
     "2,2,1,1",
@@ -80,7 +79,7 @@ _ROOTED = (
     *("2,1", "2,2", "4,1", "2,1,1", "3,1,1", "2,2,1", "2,3,1", "2,1,1,1", "3,1,1,1", "4,1,1,1"),
     *("2,2,1,1", "2,1,1,1,1"),
 )
-_ONE_ROOT = ("2,1", "2,1,1", "2,2,1", "4,1,1", "3,1,1,1", "2,2,1,1")
+_KEPT = ("2,1", "2,1,1", "2,2,1", "4,1,1", "3,1,1,1", "2,2,1,1")
 DEEPEST_CHAIN = 8
 
 
@@ -106,8 +105,8 @@ def shapes(budget: int) -> tuple[Shape, ...]:
     chains = [Shape(CHAINS, chain(d), d + 1) for d in range(1, DEEPEST_CHAIN + 1)]
     trees = [Shape(TREES, mcsd(t), 1 + _nodes(t)) for t in _TREES]
     rooted = [Shape(ROOTED, lossy(t), _nodes(t)) for t in _ROOTED]
-    one_root = [Shape(ONE_ROOT, lossless(f"1,{t}"), 1 + _nodes(t)) for t in _ONE_ROOT]
-    every = (*chains, *trees, *rooted, *one_root)
+    kept = [Shape(KEPT, lossless(t), 1 + _nodes(t)) for t in _KEPT]
+    every = (*chains, *trees, *rooted, *kept)
     return tuple(shape for shape in every if shape.rows <= budget + 1)
 
 
