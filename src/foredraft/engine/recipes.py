@@ -184,7 +184,7 @@ RECIPES: Mapping[str, Callable[..., Parts]] = {
     "mcsd-improved": _mcsd_improved,
     "mcsd-improved-lossy": _mcsd_improved_lossy,
 }
-"""By name; a K is a number that the user writes."""
+"""By name, as `config.METHODS` lists them; a K is a number that the user writes."""
 
 
 def _policy(drafter: Drafter, depth: int | None, tree: str | None) -> Policy:
