@@ -303,7 +303,7 @@ def test_ctrl_c_keeps_what_is_finished(folder: Path, tmp_path: Path) -> None:
         (("reproduce", "improved-mcsd", "--budget", "8.5"), "write it like 8,16"),
         (("reproduce", "improved-mcsd", "--suite", "bultin"), "did you mean 'builtin'"),
         (("quality", "--drafters", "eagel3"), "did you mean 'eagle3'"),
-        (("quality", "--contexts", "0"), "contexts=0"),
+        (("quality", "--contexts", "0"), "--contexts 0 measures nothing"),
         (("quality", "--tree", "4,x"), "not a list of widths"),
     ],
 )

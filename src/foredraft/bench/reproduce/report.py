@@ -34,7 +34,7 @@ HOW_TO_READ = f"""
   costs is in the columns of quality: *greedy agreement* is the share of emitted tokens that are the argmax
   of the target's law given the text so far, *log p* the nats per token that the target gives the answer (its
   raw law, and its law at the temperature), both less plain decoding's on the same prompts with two-sided
-  95 % intervals.
+  95 % intervals. Rows that keep the law are controls: what they differ by is chance.
 - *path acceptance* is the paper's rate: accepted draft tokens / the draft's depth, roots not counted.
   *acceptance* divides by all draft tokens. tau = 1 + accepted per round.
 - *modelled*: counted rounds priced by the cost table of this machine. *GPU-like* prices the same rounds by
