@@ -44,7 +44,7 @@ class QualityPlan:
     limit: int | None = 10
     contexts: int = 40
     candidates: int = 8
-    drafts: int = 2
+    drafts: int = 4
     tasks: int = 140
     max_new_tokens: int = 64
     temperature: float = 0.7
