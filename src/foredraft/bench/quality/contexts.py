@@ -115,14 +115,13 @@ def _candidates(
 ) -> tuple[tuple[int, ...], tuple[float, ...]]:
     """The likeliest tokens and their probabilities; ranked by score, since a greedy law is one point."""
     with _scored(plain, context_ids, options, 0) as (_, laws):
-        best = laws.scores(0).topk(min(count, plain.target.vocab_size))
-        allowed = [token for token, s in zip(*_lists(best), strict=True) if s > -np.inf]
+        best = laws.scores(0).sort(
+            descending=True, stable=True
+        )  # of equal ones the first, as roots
+        tokens, scores = best.indices[:count].tolist(), best.values[:count].tolist()
+        allowed = [token for token, score in zip(tokens, scores, strict=True) if score > -np.inf]
         probs = laws.probs(0)[torch.tensor(allowed)]
     return tuple(allowed), tuple(probs.tolist())
-
-
-def _lists(best: Any) -> tuple[list[int], list[float]]:
-    return best.indices.tolist(), best.values.tolist()
 
 
 def _lengths(
