@@ -56,7 +56,7 @@ class RecallWeights:
 
 
 class Recall:
-    """What is remembered in one request. Of several laws, or tokens, after the same tokens the latest counts."""
+    """What is remembered in one request: of several laws, or tokens, after the same tokens the latest."""
 
     def __init__(self, weights: RecallWeights) -> None:
         self._weights = weights
