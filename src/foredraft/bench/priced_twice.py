@@ -56,5 +56,5 @@ def width_sentence(run: Run) -> str:
     return (
         f"At the papers' shapes a pass is not flat here: one of {PAPER_ROWS[0]} rows costs {narrow:.1f} "
         f"and one of {PAPER_ROWS[1]} rows {wide:.1f} times a pass of one row (the cost table measured with "
-        f"this run, {context} cached tokens), where a large GPU asks for little more than once."
+        f"this run, {context} cached tokens), where on a large GPU it costs little more than one."
     )

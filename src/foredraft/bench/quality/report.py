@@ -33,7 +33,7 @@ HOW_TO_READ = """
   furthest wins. W = 1 keeps the law (lossless: yes); with more, answers are other answers.
 - *TV of the root*: half the sum of what the emitted root's law differs by from the target's, over the
   likeliest tokens; exact given the drafts, the mean over contexts. 0 is lossless. Few drafts a candidate
-  make it a little too large, never too small.
+  make it a little too large on average.
 - All other columns but the last four are *lossy minus plain* on the same prompts, in brackets the two-sided
   95 % interval over prompts; an interval that leaves out 0 is a difference. *Greedy agreement*: the share of
   emitted tokens that are the argmax of the target's law given the text so far. *log p*: nats per emitted
