@@ -18,6 +18,9 @@ from typer.testing import CliRunner
 from foredraft.bench.folder import COSTS, PLAN, RECORDS, RunFolder
 from foredraft.bench.peers import PeerSpec
 from foredraft.bench.peers.hf import HFContender
+from foredraft.bench.quality.run import QualityRun
+from foredraft.bench.reproduce.line_up import LOSSY
+from foredraft.bench.reproduce.run import ReproduceRun
 from foredraft.bench.runner import BenchRun
 from foredraft.cli.interrupts import INTERRUPTED, noticed_interrupts
 from foredraft.cli.main import app
@@ -287,3 +290,53 @@ def test_ctrl_c_keeps_what_is_finished(folder: Path, tmp_path: Path) -> None:
     kept = len(list(RunFolder(out).records()))
     assert 0 < kept < 2000
     assert f"{kept} of 2000 prompts are kept" in " ".join(stderr.split())
+
+
+# --- papers -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("reproduce", "adaeagle"), "nothing to reproduce called 'adaeagle'"),
+        (("reproduce", "improved-mcsd", "--temperature", "hot"), "write it like 0,0.7,1"),
+        (("reproduce", "improved-mcsd", "--budget", "8.5"), "write it like 8,16"),
+        (("reproduce", "improved-mcsd", "--suite", "bultin"), "did you mean 'builtin'"),
+        (("quality", "--drafters", "eagel3"), "did you mean 'eagle3'"),
+        (("quality", "--contexts", "0"), "--contexts 0 measures nothing"),
+        (("quality", "--tree", "4,x"), "not a list of widths"),
+    ],
+)
+def test_mistakes_about_papers_are_one_sentence(
+    arguments: tuple[str, ...], sentence: str, tmp_path: Path
+) -> None:
+    found = bench(*arguments, "--out", tmp_path / "out")
+    assert found.exit_code == USAGE
+    assert sentence in found.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_papers_are_run_to_their_reports(folder: Path, suite: Path, tmp_path: Path) -> None:
+    draft = save_folder(tmp_path / "draft", hidden_size=16)
+    shared = ("--model", folder, "--suite", suite, "--dtype", "float32", "--max-new-tokens", "6")
+    out = tmp_path / "paper"
+    reproduce = ("reproduce", "improved-mcsd", *shared, "--drafter", draft, "--out", out)
+    quality = (
+        *("quality", *shared, "--drafters", draft, "--out", out / "quality", "--tree", "2,1"),
+        *("--max-roots", "2", "--contexts", "2", "--candidates", "3", "--tasks", "3"),
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        costs = CostTable.flat(0.02, 0.002, ("speculative", "mcsd", "mcsd-improved", LOSSY))
+        for owner in (ReproduceRun, QualityRun):
+            defaults = owner.__init__.__defaults__
+            assert defaults is not None
+            patch.setattr(owner.__init__, "__defaults__", (*defaults[:-1], lambda *_: costs))
+        assert bench(*quality).exit_code == 0
+        done = bench(*reproduce, "--temperature", "1")
+        assert done.exit_code == 0
+        again = bench(*reproduce, "--temperature", "1")
+        assert again.exit_code == 0
+    report = (out / "report.md").read_text()
+    assert "## Quality by number of roots" in report
+    assert "## Temperature 1, 2 prompts" in report
+    assert str(out / "report.md") in done.stdout

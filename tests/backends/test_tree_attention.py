@@ -10,7 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foredraft.backends.kv_layout import KVLayout, LayerLayout
-from foredraft.backends.tree_attention import INITIAL_NODES, AttentionKind, Topology, TreeMasks
+from foredraft.backends.tree_attention import (
+    INITIAL_NODES,
+    TREES_KEPT,
+    AncestorRows,
+    AttentionKind,
+    Topology,
+    TreeMasks,
+)
 from tests.tiny_models import tiny_gemma3, tiny_llama, tiny_mistral
 
 CPU = torch.device("cpu")
@@ -77,26 +84,58 @@ def test_a_thousand_random_trees_in_one_buffer() -> None:
         assert topology.depths(0, len(parents)).tolist() == depths
 
 
-def test_a_repeated_or_shorter_tree_is_a_slice_of_what_is_stored() -> None:
+def test_a_repeated_or_shorter_tree_is_a_slice_of_what_is_stored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     topology = Topology(CPU)
     parents = random_parents(random.Random(1), 30)
     topology.hold(parents)
     rows = topology.rows(0, 30)
-    topology._append = None  # type: ignore[assignment, method-assign]  # would fail if called
+    monkeypatch.setattr(AncestorRows, "append", None)  # would fail if called
     for nodes in (30, 7, 1, 30):
         topology.hold(parents[:nodes])
         assert topology.rows(0, nodes).data_ptr() == rows.data_ptr()
 
 
-def test_only_rows_from_the_first_difference_on_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many rows every call has built."""
+    counts: list[int] = []
+    append = AncestorRows.append
+
+    def counting(self: AncestorRows, parents: list[int]) -> None:
+        if parents:
+            counts.append(len(parents))
+        append(self, parents)
+
+    monkeypatch.setattr(AncestorRows, "append", counting)
+    return counts
+
+
+def test_trees_that_come_by_turns_are_each_built_once(built: list[int]) -> None:
+    """A draft model's levels behind one missed token, and behind two."""
     topology = Topology(CPU)
-    topology.hold([-1, 0, 0, 1, 2])
-    built: list[int] = []
-    append = topology._append
-    monkeypatch.setattr(topology, "_append", lambda new: (built.append(len(new)), append(new)))
+    for _ in range(3):
+        for missed in (1, 2):
+            gap = list(range(-1, missed - 1))
+            levels = [missed - 1] * 2 + [missed] * 3
+            for stop in (missed, missed + 2, missed + 5):
+                parents = [*gap, *levels][:stop]
+                topology.hold(parents)
+                assert torch.equal(topology.rows(0, stop), brute_force(parents))
+    assert sum(built) == (1 + 5) + (2 + 5)
+
+
+def test_of_many_trees_the_nearest_is_changed(built: list[int]) -> None:
+    topology = Topology(CPU)
+    for last in range(TREES_KEPT):
+        topology.hold([-1, 0, 1, 2, last])
+    del built[:]
     topology.hold([-1, 0, 0, 1, 1, 4])
-    assert built == [2]
-    assert torch.equal(topology.rows(0, 6), brute_force([-1, 0, 0, 1, 1, 4]))
+    assert built == [4]
+    topology.hold([-1, 0, 0, 1, 2])
+    assert built == [4, 1]
+    assert torch.equal(topology.rows(0, 5), brute_force([-1, 0, 0, 1, 2]))
 
 
 def test_buffers_grow_with_the_tree() -> None:

@@ -384,3 +384,11 @@ def test_the_page_of_metrics_names_every_figure_of_a_row() -> None:
     assert not [
         name for name in names if f"`{name}`" not in page and name not in ("suite", "method")
     ]
+
+
+def test_lossy_methods_are_marked_and_peers_are_not_ours_to_judge() -> None:
+    run = whole_run((PLAIN, "mcsd", "hf"), ("chat", "code"), prompts=2)
+    run.plan["lossy"] = ["mcsd"]
+    document = results_document(run, None)
+    marks = {row["method"]: row["lossless"] for row in (*document["rows"], *document["categories"])}
+    assert marks == {PLAIN: "yes", "mcsd": "no", "hf": "n/a"}

@@ -63,3 +63,9 @@ def test_notes_are_told_as_they_are_and_names_are_not_cut() -> None:
     assert "note: see [red]this[/red]" in lines
     assert line_of(lines, PLAIN)[0] == PLAIN
     assert not any("…" in line for line in lines)
+
+
+def test_a_lossy_method_is_marked() -> None:
+    run = whole_run((PLAIN, "mcsd"), ("chat", "code"), prompts=2)
+    run.plan["lossy"] = ["mcsd"]
+    assert sum("(lossless: no)" in line for line in shown(run)) == 2

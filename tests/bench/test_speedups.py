@@ -6,15 +6,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from foredraft.bench.plan import PLAIN
-from foredraft.bench.speedups import (
+from foredraft.bench.intervals import (
     Interval,
-    Pairs,
-    median_speedup,
-    pair,
-    pooled_speedup,
+    difference_interval,
+    mean_interval,
     ratio_interval,
 )
+from foredraft.bench.plan import PLAIN
+from foredraft.bench.speedups import Pairs, median_speedup, pair, pooled_speedup
 from tests.bench.synthetic_runs import SILENCE, Noise, answer_of, noisy_run, prompt_of, round_of
 
 COVERAGE_SEEDS = 150
@@ -121,3 +120,25 @@ def test_intervals_cover_the_truth_about_as_often_as_they_say(noise: Noise, prom
             covered[name] += found.low <= 2 <= found.high
     shares = {name: count / COVERAGE_SEEDS for name, count in covered.items()}
     assert all(0.92 <= share <= 0.995 for share in shares.values()), shares
+
+
+# --- differences ------------------------------------------------------------------------------------
+
+
+def test_the_interval_of_a_mean_is_students() -> None:
+    values = np.random.default_rng(0).normal(-0.3, 1.0, 30)
+    found = mean_interval(values.tolist())
+    assert found is not None
+    assert found.low is not None
+    assert found.high is not None
+    wanted = stats.t.interval(0.95, 29, values.mean(), stats.sem(values))
+    assert found.value == pytest.approx(values.mean())
+    assert (found.low, found.high) == pytest.approx(wanted, abs=RESAMPLING_ERROR)
+
+
+def test_differences_may_have_either_sign_and_few_prompts() -> None:
+    same = mean_interval([0.0] * 5)
+    assert same == Interval(0.0, 0.0, 0.0)
+    assert mean_interval([0.25]) == Interval(0.25, None, None)
+    assert mean_interval([]) is None
+    assert difference_interval((np.array([]),), np.mean) is None

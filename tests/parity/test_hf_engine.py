@@ -23,6 +23,7 @@ from transformers import GPT2Config
 from foredraft import CacheError, ConfigError, Engine, GenerationOptions, ModelError, PromptError
 from foredraft.backends.hf import HFState, HFTarget
 from foredraft.backends.kv_cache import KVCache, _ArenaLayer
+from foredraft.backends.tree_attention import TREES_KEPT
 from foredraft.drafters.draft_model import DraftModelDrafter
 from foredraft.drafters.ngram import NgramDrafter
 from foredraft.engine.agreement import compare
@@ -540,7 +541,8 @@ def test_nothing_is_held_that_grows_with_the_rounds() -> None:
     session = engine.session([5], GREEDY.replace(max_new_tokens=1000), engine.randomness(None))
     topology = session.target._topology  # type: ignore[attr-defined]
     assert sum(1 for _ in decode(session, engine.verifier)) > 500
-    assert len(topology._host_rows) == 64
+    assert [len(tree.rows) for tree in topology._trees] == [64] * len(topology._trees)
+    assert len(topology._trees) <= TREES_KEPT
 
 
 # --- end tokens -------------------------------------------------------------------------------------

@@ -1,9 +1,9 @@
 """Attention masks of draft trees: who sees whom, sliced from rows that are built once.
 
-`Topology` keeps the ancestor-or-self matrix of the pending nodes. It is the *dynamic sliced
-topology-aware mask*: a tree that repeats the parents of the one before, or a prefix of them, is a
-slice of what is stored; a tree that differs keeps the rows before the first difference and appends
-the others, row(child) = row(parent) | own bit. `TreeMasks` widens those rows by the committed
+`Topology` keeps the ancestor-or-self matrices of the last few trees of pending nodes. It is the *dynamic
+sliced topology-aware mask*: a tree that repeats the parents of a stored one, or a prefix of them, is a
+slice of what is stored; a tree that differs keeps the rows before the first difference and appends the
+others, row(child) = row(parent) | own bit. `TreeMasks` widens those rows by the committed
 columns and narrows them to the windows of the model's layer types.
 """
 
@@ -19,45 +19,82 @@ from torch import Tensor
 from foredraft.backends.kv_layout import KVLayout, LayerLayout
 
 INITIAL_NODES = 64
+TREES_KEPT = 4
 
 
 class Topology:
-    """Ancestor rows and depths of a sequence's pending nodes."""
+    """Ancestor rows and depths of a sequence's pending nodes.
+
+    The last few trees are kept: what a draft model scores stands behind the tokens that it has missed, of
+    which there may be none, one or two, so that a fixed shape has a few topologies that come by turns.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._parents: list[int] = []
-        self._depths: list[int] = []
-        self._allocate(INITIAL_NODES)
+        self._trees = [AncestorRows(device)]
+        self._held = self._trees[0]
 
     def hold(self, parents: Sequence[int]) -> None:
-        """Make the first `len(parents)` stored nodes the tree with these parents.
+        """Make the first `len(parents)` nodes the tree with these parents.
 
         Args:
             parents: [N] a smaller index for each node, or -1 for the committed text.
         """
-        stored = self._parents
-        if stored[: len(parents)] == list(parents):
-            return
-        pairs = zip(stored, parents, strict=False)
-        known = next((i for i, (a, b) in enumerate(pairs) if a != b), len(stored))
-        del self._parents[known:], self._depths[known:]
-        self._append(parents[known:])
+        wanted = list(parents)
+        for tree in (self._held, *self._trees):
+            if tree.parents[: len(wanted)] == wanted:
+                self._held = tree
+                return
+        best = max(self._trees, key=lambda tree: tree.common(wanted))
+        if best.common(wanted) < len(best.parents) and len(self._trees) < TREES_KEPT:
+            best = AncestorRows(self._device)
+            self._trees.append(best)
+        best.become(wanted)
+        self._held = best
 
     def rows(self, first: int, stop: int) -> Tensor:
         """Whether nodes first..stop-1 see nodes 0..stop-1: bool [stop - first, stop]."""
-        return self._rows[first:stop, :stop]
+        return self._held.rows[first:stop, :stop]
 
     def depths(self, first: int, stop: int) -> Tensor:
         """Edges between the committed text and each node, less one: int64 [stop - first]."""
-        return self._depth_row[first:stop]
+        return self._held.depth_row[first:stop]
 
     def deepest(self, first: int, stop: int) -> int:
         """The largest of `depths(first, stop)`."""
-        return max(self._depths[first:stop])
+        return max(self._held.depths[first:stop])
 
-    def _append(self, parents: Sequence[int]) -> None:
-        first, stop = len(self._parents), len(self._parents) + len(parents)
+
+class AncestorRows:
+    """The stored rows of one tree.
+
+    Attributes:
+        parents, depths: [N] of the stored nodes.
+        rows: bool [A, A] on the device, A >= N: who sees whom.
+        depth_row: int64 [A] `depths` on the device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.parents: list[int] = []
+        self.depths: list[int] = []
+        self._allocate(INITIAL_NODES)
+
+    def common(self, parents: Sequence[int]) -> int:
+        """How many first nodes the stored tree shares with this one."""
+        pairs = zip(self.parents, parents, strict=False)
+        shorter = min(len(self.parents), len(parents))
+        return next((i for i, (a, b) in enumerate(pairs) if a != b), shorter)
+
+    def become(self, parents: Sequence[int]) -> None:
+        """Keep the rows before the first difference, and append the others."""
+        known = self.common(parents)
+        del self.parents[known:], self.depths[known:]
+        self.append(parents[known:])
+
+    def append(self, parents: Sequence[int]) -> None:
+        """Add nodes with these parents."""
+        first, stop = len(self.parents), len(self.parents) + len(parents)
         if stop > len(self._host_rows):
             self._allocate(max(stop, 2 * len(self._host_rows)))
         rows = self._host_rows.numpy()
@@ -65,21 +102,21 @@ class Topology:
             assert -1 <= parent < node, f"node {node} cannot have parent {parent}"
             rows[node] = rows[parent] if parent >= 0 else False
             rows[node, node] = True
-            self._parents.append(parent)
-            self._depths.append(self._depths[parent] + 1 if parent >= 0 else 0)
-        if self._rows is not self._host_rows:
-            self._rows[first:stop] = self._host_rows[first:stop].to(self._device)
-        self._depth_row[first:stop] = torch.tensor(self._depths[first:])
+            self.parents.append(parent)
+            self.depths.append(self.depths[parent] + 1 if parent >= 0 else 0)
+        if self.rows is not self._host_rows:
+            self.rows[first:stop] = self._host_rows[first:stop].to(self._device)
+        self.depth_row[first:stop] = torch.tensor(self.depths[first:])
 
     def _allocate(self, nodes: int) -> None:
         """Room for that many nodes. Not in inference mode: the buffers outlive the pass."""
-        kept, self._parents, self._depths = self._parents, [], []
+        kept, self.parents, self.depths = self.parents, [], []
         with torch.inference_mode(False):
             self._host_rows = torch.zeros(nodes, nodes, dtype=torch.bool)
             on_host = self._device.type == "cpu"
-            self._rows = self._host_rows if on_host else self._host_rows.to(self._device)
-            self._depth_row = torch.zeros(nodes, dtype=torch.int64, device=self._device)
-        self._append(kept)
+            self.rows = self._host_rows if on_host else self._host_rows.to(self._device)
+            self.depth_row = torch.zeros(nodes, dtype=torch.int64, device=self._device)
+        self.append(kept)
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,7 +84,7 @@ def compare_runs(a: Run, b: Run, pairs: Mapping[str, str] | None = None) -> Comp
         settings=differing_settings(a, b),
         changes=tuple(changes),
         facts=tuple(fact for fact in facts if fact.answers),
-        notes=tuple(_notes(len(common), left_out, changes)),
+        notes=(*_lossy(methods, a, b), *_notes(len(common), left_out, changes)),
     )
 
 
@@ -128,6 +128,13 @@ def _facts(common: Sequence[Common], names: Names, costs: CostTable | None) -> F
         mean_acceptance_length=(first.mean_acceptance_length, second.mean_acceptance_length),
         acceptance_rate=(first.acceptance_rate, second.acceptance_rate),
     )
+
+
+def _lossy(methods: Mapping[str, str], a: Run, b: Run) -> Iterator[str]:
+    """Methods whose speed buys other text."""
+    marked = {*a.plan.get("lossy", ()), *b.plan.get("lossy", ())} & {*methods, *methods.values()}
+    for name in sorted(marked):
+        yield f"{name}: lossless: no; its answers follow another law than the target's"
 
 
 def _notes(prompts: int, left_out: int, changes: Sequence[Change]) -> Iterator[str]:

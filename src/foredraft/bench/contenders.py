@@ -36,12 +36,21 @@ class Contender(Protocol):
         ...
 
 
+LOSSY = "it changes the target's law (lossless: no)"
+"""Why answers of a lossy method need not be plain decoding's."""
+
+
 class EngineContender:
     """A method of this project."""
 
     def __init__(self, name: str, engine: Engine) -> None:
         self.name, self.engine = name, engine
-        self.comparable: str | None = None
+        self.comparable: str | None = None if self.lossless else LOSSY
+
+    @property
+    def lossless(self) -> bool:
+        """Whether its answers follow the target's law."""
+        return self.engine.lossless
 
     def refuse(self, options: GenerationOptions) -> str | None:
         """Every option is an engine's own."""

@@ -11,13 +11,13 @@ results.json  report.md  *.png    made from those by `foredraft bench report`
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from foredraft.bench.json_lines import JsonLines
 from foredraft.bench.records import PromptRecord
 from foredraft.costs import CostTable
 from foredraft.errors import ConfigError
@@ -54,7 +54,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._ends_whole = False
+        self._lines = JsonLines(path / RECORDS, "a record of a prompt", "the prompt is run again")
 
     def read(self) -> Run:
         """The run so far.
@@ -102,29 +102,11 @@ class RunFolder:
             raise ConfigError(
                 f"{file} belongs to a run whose {PLAN} is missing; give another --out, or remove it"
             )
-        text = file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
-        lines = text.splitlines(keepends=True)
-        for number, line in enumerate(lines, 1):
-            if number == len(lines) and not line.endswith("\n"):
-                return
-            try:
-                yield PromptRecord.from_dict(json.loads(line))
-            except (ValueError, KeyError, TypeError) as error:
-                raise ConfigError(
-                    f"{file}, line {number} is not a record of a prompt ({error}); remove that line, "
-                    "and the prompt is run again"
-                ) from None
+        yield from self._lines.read(PromptRecord.from_dict)
 
     def append(self, record: PromptRecord) -> None:
         """Keep a finished prompt, on disk before this returns."""
-        file = self.path / RECORDS
-        if not self._ends_whole:
-            _drop_cut_line(file)
-            self._ends_whole = True
-        with file.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(record.as_dict(), separators=(",", ":")) + "\n")
-            stream.flush()
-            os.fsync(stream.fileno())
+        self._lines.append(record.as_dict())
 
 
 def _read_json(file: Path) -> Any:
@@ -135,13 +117,3 @@ def _read_json(file: Path) -> Any:
         return document
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file} cannot be read ({error}); run the benchmark anew") from None
-
-
-def _drop_cut_line(file: Path) -> None:
-    """Remove what a killed run left of its last line."""
-    if not file.exists():
-        return
-    data = file.read_bytes()
-    whole = data[: data.rfind(b"\n") + 1]
-    if len(whole) < len(data):
-        os.truncate(file, len(whole))

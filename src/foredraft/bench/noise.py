@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from foredraft.bench.speedups import Floats, scipy_stats
+from foredraft.bench.intervals import Floats, scipy_stats
 
 ALPHA = 0.02
 """How often, of all comparisons of a run with itself, one is let to say that something changed."""

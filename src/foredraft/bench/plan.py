@@ -127,12 +127,17 @@ class BenchPlan:
 
     def check_same(self, begun: Mapping[str, Any], folder: str) -> None:
         """Raise `ConfigError` if a run that was begun differs from this one."""
-        for name, value in self.as_dict().items():
-            if begun.get(name) != value:
-                raise ConfigError(
-                    f"{folder} holds a run with {name}={begun.get(name)!r}, and this one has {value!r}; "
-                    "give another --out, or the same settings to go on with that run"
-                )
+        check_same(self.as_dict(), begun, folder)
+
+
+def check_same(wanted: Mapping[str, Any], begun: Mapping[str, Any], folder: str) -> None:
+    """Raise `ConfigError` unless what was begun in a folder has all of these settings."""
+    for name, value in wanted.items():
+        if begun.get(name) != value:
+            raise ConfigError(
+                f"{folder} holds a run with {name}={begun.get(name)!r}, and this one has {value!r}; "
+                "give another --out, or the same settings to go on with that run"
+            )
 
 
 def split_methods(text: str) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from foredraft.bench.plan import PLAIN
 from foredraft.bench.rows import ALL, Rows
+from foredraft.bench.tables import marked
 from foredraft.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -48,6 +49,9 @@ def write_plots(folder: Path, groups: Groups) -> list[str]:
     Raises:
         ConfigError: matplotlib is not installed.
     """
+    groups = {
+        group: [{**row, "method": marked(row)} for row in rows] for group, rows in groups.items()
+    }
     drawn = []
     for name, draw in PLOTS.items():
         file = folder / name

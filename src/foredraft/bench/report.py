@@ -42,6 +42,8 @@ HOW_TO_READ = """
 - –: not known. A stage that cannot be seen has no time of its own; it is part of "other".
 - "identical" holds each answer against plain decoding's: a tie is a first difference that float
   rounding explains, a bug one that it does not, n/a an answer that need not agree.
+- "lossless: no" marks a method that changes the law of the answers: its speed buys other text, and does
+  not compare with the others' as speed alone.
 """
 
 

@@ -8,7 +8,16 @@ from typing import Any
 from foredraft.bench.plan import PLAIN
 from foredraft.bench.rows import Rows
 from foredraft.bench.speedups import HF
-from foredraft.bench.tables import NOTHING, identical, markdown_table, ms, number, percent, speedup
+from foredraft.bench.tables import (
+    NOTHING,
+    identical,
+    markdown_table,
+    marked,
+    ms,
+    number,
+    percent,
+    speedup,
+)
 
 SPEED = (
     "method",
@@ -50,13 +59,13 @@ TIMES = (
 def group_table(groups: Mapping[str, Rows]) -> str:
     """The speedup of every method over plain decoding, in all suites together and in each group."""
     cells = {
-        (row["method"], name): speedup(row, "speedup_vs_plain")
-        for name, rows in groups.items()
+        (marked(row), group): speedup(row, "speedup_vs_plain")
+        for group, rows in groups.items()
         for row in rows
     }
     methods = [method for method in dict.fromkeys(m for m, _ in cells) if method != PLAIN]
     body = [
-        [method, *(cells.get((method, name), NOTHING) for name in groups)] for method in methods
+        [method, *(cells.get((method, group), NOTHING) for group in groups)] for method in methods
     ]
     return markdown_table(["method", *groups], body)
 
@@ -66,7 +75,7 @@ def speed_table(pool: Rows) -> str:
     differ = len({row["prompts"] for row in pool}) > 1
     body = [
         [
-            row["method"],
+            marked(row),
             *([str(row["prompts"])] if differ else []),
             number(row["tokens_per_s"], 1),
             speedup(row, "speedup_vs_plain"),
@@ -88,7 +97,7 @@ def draft_table(pool: Rows) -> str:
         return "No method drafted."
     body = [
         [
-            row["method"],
+            marked(row),
             number(row["tokens_per_pass"], 2),
             number(row["mean_acceptance_length"], 2),
             number(row["mean_acceptance_length_in_loops"], 2),
@@ -109,11 +118,8 @@ def time_table(pool: Rows) -> str:
     stages = ("draft_ms", "target_ms", "verify_ms", "other_ms")
     body = [
         [
-            row["method"],
-            *(
-                ms(row[name])
-                for name in (*stages, "tpot_ms", "prefill_ms", "ttft_ms", "request_ms")
-            ),
+            marked(row),
+            *(ms(row[key]) for key in (*stages, "tpot_ms", "prefill_ms", "ttft_ms", "request_ms")),
             speedup(row, "request_speedup_vs_plain"),
             percent(row["spread"]),
         ]

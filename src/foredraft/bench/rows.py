@@ -8,8 +8,10 @@ from statistics import mean, median
 from typing import Any
 
 from foredraft.bench.folder import Run
+from foredraft.bench.intervals import Interval
 from foredraft.bench.modelled import (
     Pricing,
+    is_peer,
     modelled_tokens_per_s,
     modelled_totals,
     oracle_tokens_per_s,
@@ -19,7 +21,6 @@ from foredraft.bench.plan import PLAIN
 from foredraft.bench.records import AnswerRecord, PromptRecord
 from foredraft.bench.speedups import (
     BASELINES,
-    Interval,
     median_speedup,
     pair,
     pooled_speedup,
@@ -89,7 +90,7 @@ def _shared(record: PromptRecord) -> PromptRecord:
 def make_rows(run: Run, costs: CostTable | None) -> list[dict[str, Any]]:
     """A row per suite and method that has an answer there, then those of the suite `all`."""
     return [
-        _row(suite, method, records, costs)
+        _row(suite, method, records, costs) | {"lossless": lossless(run, method)}
         for suite, records in _suites(run)
         for method in run.methods
         if _answers(records, method)
@@ -99,7 +100,7 @@ def make_rows(run: Run, costs: CostTable | None) -> list[dict[str, Any]]:
 def make_categories(run: Run) -> list[dict[str, Any]]:
     """The main figures by suite, category and method, of suites with two or more categories."""
     return [
-        _category_row(suite, category, method, records)
+        _category_row(suite, category, method, records) | {"lossless": lossless(run, method)}
         for suite, of_suite in _suites(run)
         if suite != ALL and len(_categories(of_suite)) > 1
         for category in _categories(of_suite)
@@ -107,6 +108,14 @@ def make_categories(run: Run) -> list[dict[str, Any]]:
         for method in run.methods
         if _answers(records, method)
     ]
+
+
+def lossless(run: Run, method: str) -> str:
+    """Whether a method keeps the target's law: `yes` or `no`, and `n/a` of another tool."""
+    if method in run.plan.get("lossy", ()):
+        return "no"
+    stats = Statistics.pool(a.stats for record in run.records for a in record.of(method))
+    return "n/a" if is_peer(stats) else "yes"
 
 
 def by_group(document: Mapping[str, Any]) -> Mapping[str, Rows]:

@@ -136,9 +136,11 @@ class BenchRun:
             if begun["provenance"]["revision"] != now["revision"]:
                 self._note(f"the run went on at another revision, {now['revision']}")
         comparable = {contender.name: contender.comparable for contender in field}
+        lossy = [c.name for c in field if isinstance(c, EngineContender) and not c.lossless]
         self._begun = {
             **self.plan.as_dict(),
             "comparable": {**(begun["comparable"] if begun else {}), **comparable},
+            "lossy": lossy,
             "notes": self._notes,
             "provenance": begun["provenance"] if begun else {**now, "seed": self.plan.seed},
             "resumed": [*begun["resumed"], now] if begun else [],
@@ -165,7 +167,7 @@ class BenchRun:
         brief = self.plan.options.replace(
             max_new_tokens=min(WARM_UP_TOKENS, self.plan.max_new_tokens)
         )
-        prompt_ids = _encode(self.plan.questions[0].questions[0], (), models)
+        prompt_ids = encode_question(self.plan.questions[0].questions[0], (), models)
         for contender in list(field):
             self._report(f"warming up {contender.name}")
             try:
@@ -208,7 +210,7 @@ class BenchRun:
         texts: list[str] = []
         try:
             for turn in range(len(question.turns)):
-                prompt_ids = _encode(question, texts, models)
+                prompt_ids = encode_question(question, texts, models)
                 order = random.Random(f"{suite}/{question.id}/{turn}")
                 answers = self._take_turns(prompt_ids, options, order, field)
                 plain_ids = answers[PLAIN][0].token_ids
@@ -272,7 +274,7 @@ def _own_weights(models: Models) -> dict[str, str | None] | None:
     return {name: weights_digest(module) for name, module in sorted(modules.items())} or None
 
 
-def _encode(question: Question, answers: Sequence[str], models: Models) -> list[int]:
+def encode_question(question: Question, answers: Sequence[str], models: Models) -> list[int]:
     """The prompt of the next turn as token ids."""
     has_template = bool(getattr(models.tokenizer, "chat_template", None))
     prompt = question.prompt(answers) if has_template else question.text(answers)

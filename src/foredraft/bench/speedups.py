@@ -2,40 +2,30 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from foredraft.bench.intervals import (
+    Floats,
+    Interval,
+    ratio_interval,
+    reach_of,
+    resample,
+    scipy_stats,
+)
 from foredraft.bench.pairing import same_turns
 from foredraft.bench.plan import PLAIN
 from foredraft.bench.records import AnswerRecord, PromptRecord
-from foredraft.errors import ConfigError
 
 HF = "hf"
 BASELINES = {"plain": PLAIN, "hf": HF}
 """What methods are divided by: the name in `speedup_vs_*`, and the method."""
 
-LEVEL = 0.95
-RESAMPLES = 2000
-SEED = 0
-"""Intervals are a function of the records alone."""
-
-Floats = NDArray[np.float64]
 Totals = Callable[[Sequence[AnswerRecord]], tuple[float, float]]
 """Tokens and seconds of a prompt's answers by one method."""
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A figure with its interval; both ends None where one prompt leaves nothing to resample."""
-
-    value: float
-    low: float | None
-    high: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,63 +102,6 @@ def median_speedup(pairs: Pairs) -> Interval | None:
     value = float(np.median(pairs.ratios))
     if prompts == 1:
         return Interval(value, None, None)
-    tail = float(scipy_stats().norm.sf(_reach(prompts)))
-    ends = np.quantile(_resample((pairs.ratios,), np.median), (tail, 1 - tail))
+    tail = float(scipy_stats().norm.sf(reach_of(prompts)))
+    ends = np.quantile(resample((pairs.ratios,), np.median), (tail, 1 - tail))
     return Interval(value, *ends.tolist())
-
-
-def ratio_interval(samples: Sequence[Floats], log_statistic: Callable[..., Any]) -> Interval | None:
-    """A ratio with its interval of level `LEVEL`; None without a prompt.
-
-    Prompts are resampled for the standard error of the log ratio, and Student's t gives the reach. Under
-    stalls of the machine this covers the truth as often as it says; percentiles cover it less, and
-    bias-corrected ones far less.
-
-    Args:
-        samples: arrays [P]; a prompt's values stay together.
-        log_statistic: takes the arrays and `axis`, works on whole batches of resamples, and gives the log
-            of the ratio.
-
-    Raises:
-        ConfigError: scipy is not installed.
-    """
-    prompts = len(samples[0])
-    if not prompts:
-        return None
-    log = float(log_statistic(*samples, axis=-1))
-    if prompts == 1:
-        return Interval(math.exp(log), None, None)
-    reach = _reach(prompts) * float(_resample(samples, log_statistic).std(ddof=1))
-    return Interval(math.exp(log), math.exp(log - reach), math.exp(log + reach))
-
-
-def _resample(samples: Sequence[Floats], statistic: Callable[..., Any]) -> Floats:
-    """[R] the statistic of every resample."""
-    found = scipy_stats().bootstrap(
-        tuple(samples),
-        statistic,
-        paired=True,
-        vectorized=True,
-        n_resamples=RESAMPLES,
-        method="percentile",  # of its own interval, which is not used: the cheapest
-        rng=np.random.default_rng(SEED),
-    )
-    resamples: Floats = found.bootstrap_distribution
-    return resamples
-
-
-def _reach(prompts: int) -> float:
-    """Half an interval in standard errors of resampling, which are too small by the root of (P - 1) / P."""
-    quantile = float(scipy_stats().t.ppf((1 + LEVEL) / 2, prompts - 1))
-    return quantile * math.sqrt(prompts / (prompts - 1))
-
-
-def scipy_stats() -> Any:
-    """`scipy.stats`, or the sentence that says how to get it."""
-    try:
-        from scipy import stats
-    except ImportError:
-        raise ConfigError(
-            "figures with intervals need scipy; install it with pip install 'foredraft[bench]'"
-        ) from None
-    return stats

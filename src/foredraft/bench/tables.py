@@ -27,6 +27,11 @@ def speedup(row: Mapping[str, Any], name: str) -> str:
     return f"{value:.2f} [{low:.2f}, {high:.2f}] {_mark(low, high)}"
 
 
+def marked(row: Mapping[str, Any]) -> str:
+    """The method, with a mark that goes wherever a lossy one's figures go."""
+    return f"{row['method']} (lossless: no)" if row["lossless"] == "no" else str(row["method"])
+
+
 def identical(row: Mapping[str, Any]) -> str:
     """What became of the answers: `yes`, `n/a`, or how many of those that were judged differ."""
     counts = row["identical_counts"]

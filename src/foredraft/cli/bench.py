@@ -15,6 +15,7 @@ from foredraft.bench.folder import RunFolder
 from foredraft.bench.libraries import check_libraries
 from foredraft.bench.plan import BenchPlan, split_methods
 from foredraft.cli import common
+from foredraft.cli.bench_papers import quality, reproduce
 from foredraft.cli.failures import FAILURE, clear_failures
 from foredraft.cli.interrupts import INTERRUPTED, noticed_interrupts
 from foredraft.config import METHODS, default_of
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from foredraft.bench.runner import BenchRun
 
 app = typer.Typer(no_args_is_help=True, help="Measure methods and peers on the same prompts.")
+
+
+app.command()(reproduce)
+app.command()(quality)
 
 
 def _default(name: str) -> Any:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from foredraft.bench.plan import PLAIN
 from foredraft.bench.rows import ALL, Rows, by_group
-from foredraft.bench.tables import NOTHING, identical
+from foredraft.bench.tables import NOTHING, identical, marked
 
 
 def show_results(document: Mapping[str, Any], folder: Path, console: Console) -> None:
@@ -27,10 +27,10 @@ def show_results(document: Mapping[str, Any], folder: Path, console: Console) ->
 
 def _speedups(groups: Mapping[str, Rows]) -> Table:
     """Suites, or categories where there is one suite, by method."""
-    methods = [row["method"] for row in groups[ALL] if row["method"] != PLAIN]
+    methods = [marked(row) for row in groups[ALL] if row["method"] != PLAIN]
     table = _table("speedup over plain decoding", methods)
     for group, rows in groups.items():
-        cells = {row["method"]: _number(row["speedup_vs_plain"], "x") for row in rows}
+        cells = {marked(row): _number(row["speedup_vs_plain"], "x") for row in rows}
         table.add_row(group, *(cells.get(method, NOTHING) for method in methods))
     return table
 
@@ -43,7 +43,7 @@ def _figures(pool: Rows) -> Table:
     for row in pool:
         low, high = row["speedup_vs_plain_low"], row["speedup_vs_plain_high"]
         table.add_row(
-            row["method"],
+            marked(row),
             *([str(row["prompts"])] if differ else []),
             _number(row["tokens_per_s"], digits=1),
             _number(row["speedup_vs_plain"], "x"),
@@ -66,8 +66,8 @@ def _table(title: str, columns: Sequence[str]) -> Table:
         min_width=len(title),
     )
     table.add_column("", no_wrap=True)
-    for name in columns:
-        table.add_column(name, justify="right", overflow="fold")
+    for column in columns:
+        table.add_column(column, justify="right", overflow="fold")
     return table
 
 

@@ -65,7 +65,12 @@ class _Recital:
         self._phrase, self._said = prompt[:PHRASE_TOKENS], len(prompt)
 
     def verify(self, tree: DraftTree, laws: TargetLaws, random: Randomness) -> Verdict:
-        """Accept the nodes that say the text's next tokens."""
+        """Accept the nodes that say the text's next tokens.
+
+        Open roots are the target's own and say what they like: all under the first of them is accepted.
+        """
+        if tree.open_roots:
+            return _all_under_first_root(tree)
         path, token_ids = [0], [self._next()]
         while children := [
             n for n in tree.children[path[-1]] if tree.token_ids[n] == token_ids[-1]
@@ -77,6 +82,13 @@ class _Recital:
     def _next(self) -> int:
         self._said += 1
         return self._phrase[(self._said - 1) % len(self._phrase)]
+
+
+def _all_under_first_root(tree: DraftTree) -> Verdict:
+    node = 0
+    while tree.children[node]:
+        node = tree.children[node][0]
+    return Verdict(tree.path(node), tree.path_tokens(node))
 
 
 def _rounds(

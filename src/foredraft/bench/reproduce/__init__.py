@@ -1,0 +1,1 @@
+"""Published comparisons, run on this machine beside the figures that were published."""

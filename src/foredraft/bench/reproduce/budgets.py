@@ -1,0 +1,109 @@
+"""The best shape of each family at an equal budget, chosen by modelled time in hindsight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from foredraft.bench.folder import Run
+from foredraft.bench.modelled import modelled_totals, read_costs
+from foredraft.bench.priced_twice import GPU_COSTS
+from foredraft.bench.quality.figures import named
+from foredraft.bench.reproduce.line_up import CHAINS, Shape, shapes
+from foredraft.bench.rows import ALL, Rows
+from foredraft.bench.speedups import pair, pooled_speedup
+from foredraft.bench.tables import markdown_table, marked, number, speedup
+from foredraft.costs import CostTable
+
+TABLES = {"modelled": "this machine", "gpu_modelled": "GPU-like"}
+"""By which price the best shape is chosen."""
+HEADER = (
+    *("family", "best shape", "rows", "tokens/pass", "modelled vs plain", "measured vs plain"),
+    *("modelled vs best chain", "measured vs best chain"),
+)
+
+
+def best_shapes(run: Run, rows: Rows, budgets: Sequence[int]) -> list[dict[str, Any]]:
+    """A row for each price, budget and family: its best shape, and ratios to the best chain.
+
+    Args:
+        run: every shape on the same prompts.
+        rows: its rows, as `priced_twice.document_of` gives them.
+        budgets: draft tokens of a round at most.
+    """
+    pool = {row["method"]: row for row in rows if row["suite"] == ALL}
+    return [
+        found
+        for price in TABLES
+        for budget in budgets
+        for found in _by_family(run, pool, price, shapes(budget), budget)
+    ]
+
+
+def _by_family(
+    run: Run,
+    pool: Mapping[str, Mapping[str, Any]],
+    price: str,
+    allowed: Sequence[Shape],
+    budget: int,
+) -> Iterator[dict[str, Any]]:
+    figure = f"{price}_tokens_per_s"
+    best: dict[str, Shape] = {}
+    for shape in allowed:
+        speed = pool.get(shape.method, {}).get(figure)
+        rival = best.get(shape.family)
+        if speed is not None and (rival is None or speed > pool[rival.method][figure]):
+            best[shape.family] = shape
+    costs = run.costs if price == "modelled" else read_costs(GPU_COSTS, run.methods)
+    for family, shape in best.items():
+        row = pool[shape.method]
+        chain = best.get(CHAINS)
+        yield {
+            "price": price,
+            "budget": budget,
+            "family": family,
+            "method": shape.method,
+            "rows": shape.rows,
+            "lossless": row["lossless"],
+            "tokens_per_pass": row["tokens_per_pass"],
+            **_copied(row, f"{price}_speedup_vs_plain", "modelled_vs_plain"),
+            **_copied(row, "speedup_vs_plain", "measured_vs_plain"),
+            **_ratios(run, shape.method, chain.method if chain else None, costs),
+        }
+
+
+def _copied(row: Mapping[str, Any], name: str, as_name: str) -> dict[str, Any]:
+    return {f"{as_name}{end}": row[f"{name}{end}"] for end in ("", "_low", "_high")}
+
+
+def _ratios(
+    run: Run, method: str, chain: str | None, costs: CostTable | None
+) -> dict[str, float | None]:
+    """How many times as fast as the best chain, by the table and by the clock, on the same prompts."""
+    by_table = by_clock = None
+    if chain is not None:
+        by_clock = pooled_speedup(pair(run.records, method, chain))
+        if costs is not None:
+            by_table = pooled_speedup(pair(run.records, method, chain, modelled_totals(costs)))
+    return named("modelled_vs_chain", by_table) | named("measured_vs_chain", by_clock)
+
+
+def budget_tables(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """A heading and a table for each price and budget."""
+    for price, machine in TABLES.items():
+        for budget in dict.fromkeys(row["budget"] for row in found):
+            rows = [r for r in found if (r["price"], r["budget"]) == (price, budget)]
+            if rows:
+                yield f"### {budget} draft tokens, priced by {machine}"
+                yield markdown_table(HEADER, map(_cells, rows))
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    return [
+        row["family"],
+        marked(row),
+        str(row["rows"]),
+        number(row["tokens_per_pass"], 2),
+        *(speedup(row, f"{kind}_vs_plain") for kind in ("modelled", "measured")),
+        *(speedup(row, f"{kind}_vs_chain") for kind in ("modelled", "measured")),
+    ]

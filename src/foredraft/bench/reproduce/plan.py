@@ -1,0 +1,120 @@
+"""What a reproduction is asked to run: a benchmark for each temperature, checked before loading."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+from foredraft.bench.plan import PLAIN, BenchPlan
+from foredraft.bench.reproduce.line_up import Entry, line_up, shapes
+from foredraft.errors import ConfigError
+
+IMPROVED_MCSD = "improved-mcsd"
+PAPERS = (IMPROVED_MCSD,)
+"""What can be reproduced, by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReproducePlan:
+    """The line-up of a paper, or its families at equal budgets, at several temperatures.
+
+    Attributes:
+        paper: one of `PAPERS`.
+        temperatures: one table each.
+        budgets: draft tokens of a round at most; with them, families are compared in place of the line-up.
+        decision: the decision model of the dynamic rows, see `line_up`.
+        model, suites, drafter, limit, repeats, max_new_tokens, seed, dtype, device: as in `BenchPlan`.
+
+    Raises:
+        ConfigError: an unknown paper, no temperature or one twice, or as in `BenchPlan`.
+    """
+
+    paper: str = IMPROVED_MCSD
+    model: str = "smollm2"
+    suites: str = "builtin"
+    temperatures: tuple[float, ...] = (0.0, 0.7, 1.0)
+    budgets: tuple[int, ...] = ()
+    decision: str | None = None
+    drafter: str | None = None
+    limit: int | None = 10
+    repeats: int = 1
+    max_new_tokens: int = 64
+    seed: int = 0
+    dtype: str | None = None
+    device: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.paper not in PAPERS:
+            raise ConfigError(
+                f"there is nothing to reproduce called {self.paper!r}; known: {', '.join(PAPERS)}"
+            )
+        for name, given in (("temperatures", self.temperatures), ("budgets", self.budgets)):
+            if len(set(given)) < len(given):
+                raise ConfigError(f"{name} {list(given)} name one twice; leave one out")
+        if not self.temperatures:
+            raise ConfigError("there is no temperature; give one or more, such as 0,0.7,1")
+        _ = self.runs
+
+    @cached_property
+    def entries(self) -> tuple[Entry, ...]:
+        """The rows of the line-up; with budgets, every shape under its own name."""
+        if not self.budgets:
+            return line_up(self.decision)
+        methods = [shape.method for shape in shapes(max(self.budgets))]
+        return (Entry("plain decoding", PLAIN), *(Entry(name, name) for name in methods))
+
+    @cached_property
+    def runs(self) -> Mapping[str, BenchPlan]:
+        """The benchmarks by the name of their folder."""
+        kind = "budget-" if self.budgets else ""
+        return {f"{kind}t{t:g}": self._run(t) for t in self.temperatures}
+
+    def _run(self, temperature: float) -> BenchPlan:
+        return BenchPlan(
+            model=self.model,
+            suites=self.suites,
+            methods=tuple(entry.method for entry in self.entries),
+            drafter=self.drafter,
+            limit=self.limit,
+            repeats=self.repeats,
+            max_new_tokens=self.max_new_tokens,
+            temperature=temperature,
+            seed=self.seed,
+            dtype=self.dtype,
+            device=self.device,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """The settings, ready for JSON."""
+        return {
+            **asdict(self),
+            "temperatures": list(self.temperatures),
+            "budgets": list(self.budgets),
+        }
+
+
+def read_numbers(text: str, what: str) -> tuple[float, ...]:
+    """A comma list of numbers of a command line; empty text is none.
+
+    Raises:
+        ConfigError: a part is no finite number.
+    """
+    parts = [part.strip() for part in text.split(",")] if text.strip() else []
+    try:
+        numbers = tuple(map(float, parts))
+    except ValueError:
+        numbers = (math.nan,)
+    if not all(map(math.isfinite, numbers)):
+        raise ConfigError(f"{what} {text!r} is no list of numbers; write it like 0,0.7,1")
+    return numbers
+
+
+def read_budgets(text: str) -> tuple[int, ...]:
+    """A comma list of whole numbers, as `read_numbers`."""
+    numbers = read_numbers(text, "budget")
+    if any(value != int(value) for value in numbers):
+        raise ConfigError(f"budget {text!r} is no list of whole numbers; write it like 8,16")
+    return tuple(map(int, numbers))

@@ -1,0 +1,50 @@
+"""Runs a reproduction: one benchmark after the other, each of which goes on where it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from foredraft.bench.folder import RunFolder
+from foredraft.bench.quality.run import Progress, measure_wide
+from foredraft.bench.reproduce.plan import ReproducePlan
+from foredraft.bench.runner import BenchRun, Measure
+from foredraft.bench.scoring import Scores, enter_scored
+
+
+class ReproduceRun:
+    """One reproduction; iterate to run what is missing. Every answer is scored under the target.
+
+    Args:
+        plan: what to run.
+        path: a folder, with one of each benchmark in it.
+        report: receives a sentence at each long step.
+        measure: as in `BenchRun`.
+
+    Raises:
+        ConfigError: as in `BenchRun`, before anything is run.
+    """
+
+    def __init__(
+        self,
+        plan: ReproducePlan,
+        path: Path,
+        report: Callable[[str], None] = lambda sentence: None,
+        measure: Measure = measure_wide,
+    ) -> None:
+        self.plan, self.path = plan, path
+        self._runs = {
+            name: BenchRun(
+                run,
+                RunFolder(path / name),
+                report=report,
+                enter=enter_scored(Scores(path / name)),
+                measure=measure,
+            )
+            for name, run in plan.runs.items()
+        }
+
+    def __iter__(self) -> Iterator[Progress]:
+        for name, run in self._runs.items():
+            for step in run:
+                yield Progress(name, step.done, step.total)
