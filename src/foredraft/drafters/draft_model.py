@@ -10,7 +10,15 @@ from torch import Tensor
 from foredraft.drafters.growth import grow_tree
 from foredraft.drafters.law_candidates import LawCandidates
 from foredraft.policies.fixed import FixedPolicy
-from foredraft.protocols import DraftContext, DraftLimits, ModelState, PolicyState, Target
+from foredraft.protocols import (
+    DraftContext,
+    DraftLimits,
+    ModelState,
+    PolicyState,
+    ShowingState,
+    ShowingTarget,
+    Target,
+)
 from foredraft.tree import NO_PARENT, DraftTree, Proposal, TreeBuilder
 
 CATCH_UP_ROWS = 16
@@ -49,7 +57,9 @@ class DraftModelDrafter:
 
     def start(self, capacity: int) -> DraftModelState:
         """A draft cache for one request."""
-        state = self.model.start(capacity)
+        model = self.model
+        showing = model.start_showing(capacity) if isinstance(model, ShowingTarget) else None
+        state = showing or model.start(capacity)
         return DraftModelState(self.model, state, self.proposal, self.target_ids)
 
 
@@ -91,6 +101,7 @@ class DraftModelState:
             self._proposal,
             score=lambda nodes: self._score(nodes, builder, context.token_ids),
             target_ids=self._target_ids,
+            last_hidden=self._last_hidden,
         )
         tree = grow_tree(context, policy, builder, source)
         if builder.origins is not None:
@@ -109,6 +120,10 @@ class DraftModelState:
     def close(self) -> None:
         """Give the cache back."""
         self._state.close()
+
+    def _last_hidden(self) -> Tensor | None:
+        """What the head read in the last draft pass; None where the model does not show it."""
+        return self._state.last_hidden() if isinstance(self._state, ShowingState) else None
 
     def _score(self, nodes: Sequence[int], builder: TreeBuilder, text: Sequence[int]) -> Tensor:
         """Logits [F, V] after nodes of one level, in one draft pass; the root's pass catches up."""

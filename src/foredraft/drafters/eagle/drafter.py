@@ -129,6 +129,7 @@ class EagleState:
         self._vocabulary = TextVocabulary(head, drafter.others)
         self._waiting: list[Tensor] = []  # features [n, F] of committed tokens without a row
         self._level: _Level | None = None
+        self._output: Tensor | None = None  # [T, h] of the last pass
         self._device = head.device  # of the target, once a feature was seen
 
     @property
@@ -166,13 +167,14 @@ class EagleState:
             self._drafter.proposal,
             score=lambda nodes: self._score(nodes, builder, text),
             target_ids=self._target_ids(),
+            last_hidden=self._last_hidden,
         )
         return grow_tree(context, policy, builder, source)
 
     def commit(self, path: Sequence[int]) -> None:
         """Drop every row of the draft; the next draft makes those of accepted nodes anew."""
         self._cache.roll_back()
-        self._level = None
+        self._level = self._output = None
 
     def close(self) -> None:
         """Give the memory back."""
@@ -186,7 +188,13 @@ class EagleState:
     def _score(self, nodes: Sequence[int], builder: TreeBuilder, text: Sequence[int]) -> Tensor:
         """Logits [T, Vd + E] after nodes of one level, on the target's device."""
         output = self._root(text, builder) if nodes[0] == 0 else self._deeper(nodes, builder, text)
+        self._output = output
         return self._vocabulary.logits(output).to(self._device)
+
+    def _last_hidden(self) -> Tensor | None:
+        """What the language-model head read in the last pass, [T, h], on the target's device."""
+        output = self._output
+        return None if output is None else self._head.final(output).to(self._device)
 
     def _root(self, text: Sequence[int], builder: TreeBuilder) -> Tensor:
         """The output [1, h] that predicts the root's children; catches up with the text on the way."""
