@@ -122,7 +122,9 @@ def test_an_eagle_head_shows_what_its_head_reads(name: str) -> None:
     model = tiny_llama()
     head = make_head(model, name)
     found = rounds(HFTarget(model), EagleDrafter(head), Asking("2,2"))
-    rows = head.lm_rows if head.lm_rows is not None else model.lm_head.weight.detach()
+    rows = (head.lm_head if head.own_lm_head else model.lm_head).weight.detach()
+    if not head.own_lm_head and head.lm_rows is not None:
+        rows = head.lm_rows
     assert len(found) > 5
     for _, _, hidden, law in found:
         assert hidden is not None

@@ -126,6 +126,12 @@ class HFTarget:
         return self._context_length
 
     @property
+    def hidden_size(self) -> int | None:
+        """Numbers of what the language-model head reads; None where its weights do not tell."""
+        weight = getattr(self.model.get_output_embeddings(), "weight", None)
+        return int(weight.shape[1]) if isinstance(weight, Tensor) and weight.dim() == 2 else None
+
+    @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """The model's own end tokens."""
         return self._eos_token_ids

@@ -51,6 +51,11 @@ class DraftModelDrafter:
         self.proposals = frozenset({proposal})
 
     @property
+    def hidden_size(self) -> int | None:
+        """Numbers of a hidden state that the model shows; None where nobody can tell before a draft."""
+        return getattr(self.model, "hidden_size", None)
+
+    @property
     def default_policy(self) -> FixedPolicy:
         """A chain of 4, the usual length without a measurement of the two models' costs."""
         return FixedPolicy.chain(4)

@@ -67,6 +67,11 @@ class EagleDrafter:
         return OtherRows.of(self.head)
 
     @property
+    def hidden_size(self) -> int | None:
+        """Numbers of a hidden state; None of a head that only stands in for one."""
+        return getattr(self.head.config, "hidden_size", None)
+
+    @property
     def taps(self) -> tuple[int, ...]:
         """The hidden states of the target that the head reads."""
         return self.head.config.taps
