@@ -13,7 +13,14 @@ import torch
 from torch import Tensor
 
 from foredraft.errors import ConfigError
-from foredraft.policies.decision_net import HARD_FEATURES, TOP, DecisionNet, Rule, check_rule
+from foredraft.policies.decision_net import (
+    HARD_FEATURES,
+    TOP,
+    DecisionNet,
+    Kind,
+    Rule,
+    check_rule,
+)
 from foredraft.policies.fixed import FixedPolicy
 from foredraft.protocols import DraftLimits, Frontier, PolicyKind, RoundOutcome
 
@@ -88,12 +95,18 @@ class DecisionState:
         if depth > 0 and not self._promising(frontier):
             return stop
         if depth + 1 < len(widths):  # nobody decides behind the last level
-            self._features = features_of(frontier, self._policy.model)
+            self._features = self._read(frontier)
             self._rows = {node: row for row, node in enumerate(frontier.nodes)}
         return (widths[depth],) * len(frontier.nodes)
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Nothing to learn."""
+
+    def _read(self, frontier: Frontier) -> Tensor:
+        model = self._policy.model
+        features = features_of(frontier, model.config.kind)
+        check_hidden_size(model, features.shape[-1])
+        return features
 
     @torch.inference_mode()
     def _promising(self, frontier: Frontier) -> bool:
@@ -109,14 +122,20 @@ class DecisionState:
         return bool((above > policy.threshold).any())  # the one wait of a level
 
 
-def features_of(frontier: Frontier, model: DecisionNet) -> Tensor:
-    """What a model reads of the rows of a frontier, float32 [F, inputs]; costs their draft pass.
+def features_of(frontier: Frontier, kind: Kind) -> Tensor:
+    """What a model of a kind reads of the rows of a frontier, float32 [F, inputs]; costs their draft pass.
 
     Raises:
-        ConfigError: the drafter does not have it, or has hidden states of another size.
+        ConfigError: the drafter does not have it.
     """
-    if model.config.kind == "soft":
-        return _hidden(frontier, model)
+    if kind == "soft":
+        hidden = frontier.hidden()
+        if hidden is None:
+            raise ConfigError(
+                "a soft decision model reads the drafter's hidden states, and this drafter shows none; use "
+                "a hard decision model, or another drafter"
+            )
+        return hidden.float()
     log_probs = frontier.log_probs()
     if log_probs is None:
         raise ConfigError(
@@ -124,17 +143,6 @@ def features_of(frontier: Frontier, model: DecisionNet) -> Tensor:
             "or draft with a model or a head"
         )
     return hard_features(log_probs)
-
-
-def _hidden(frontier: Frontier, model: DecisionNet) -> Tensor:
-    hidden = frontier.hidden()
-    if hidden is None:
-        raise ConfigError(
-            "a soft decision model reads the drafter's hidden states, and this drafter shows none; use a "
-            "hard decision model, or another drafter"
-        )
-    check_hidden_size(model, hidden.shape[-1])
-    return hidden.float()
 
 
 def check_hidden_size(model: DecisionNet, hidden_size: int) -> None:
