@@ -39,6 +39,12 @@ KINDS: Mapping[Kind, tuple[str, str]] = {
     "head": ("an EAGLE head", "drafter=FOLDER"),
 }
 """Each kind in messages, and how it is given."""
+TAKES: Mapping[str, tuple[Kind, ...]] = {
+    "draft_model": ("draft model",),
+    "head": ("head",),
+    "drafter": ("draft model", "head"),
+}
+"""What recipes draft with, by the name of their first parameter; the first is what they need given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +55,7 @@ class Method:
         name: as named by the user, without options: `eagle-chain-4`.
         recipe: its key in `RECIPES`: `eagle-chain-K`.
         needs: what it drafts with, if it needs anything.
+        takes: all that it can draft with; a drafter that it names for itself may be any of these.
         options: as named by the user, and those that are part of the name.
         drafter: of its own, as named by the user: one that ships, or a folder; None drafts with what is
             given to all.
@@ -59,6 +66,7 @@ class Method:
     needs: Kind | None
     options: Mapping[str, Any]
     drafter: str | None = None
+    takes: frozenset[Kind] = frozenset()
 
     @property
     def needs_given(self) -> Kind | None:
@@ -89,11 +97,11 @@ class Method:
                     f"{name}={value!r} has no meaning for method {self.name!r}; leave it out"
                 )
         self._check_given(given)
-        self._rehearse(options)
+        self._rehearse(given, options)
         return options
 
     def _check_given(self, given: Kind | None) -> None:
-        if given == self.needs:
+        if given == self.needs or given in self.takes:
             return
         if self.needs is None and given is not None:
             raise ConfigError(f"method {self.name!r} takes no {given}; leave drafter out")
@@ -102,10 +110,10 @@ class Method:
             but = "" if given is None else f", and the drafter given is {KINDS[given][0]}"
             raise ConfigError(f"method {self.name!r} needs {needed}{but}; pass {way}")
 
-    def _rehearse(self, options: Mapping[str, Any]) -> None:
+    def _rehearse(self, given: Kind | None, options: Mapping[str, Any]) -> None:
         """Build the parts without a model: a wrong choice is found before minutes of loading."""
         stand_ins = {None: (), "draft model": (None,), "head": (_STAND_IN,)}
-        parts = RECIPES[self.recipe](*stand_ins[self.needs], **options)
+        parts = RECIPES[self.recipe](*stand_ins[given], **options)
         if parts.drafter is not None:
             policy = parts.policy or parts.drafter.default_policy
             check_legal(parts.drafter, policy, parts.verifier)
@@ -159,13 +167,13 @@ def parse_method(text: str) -> Method:
     recipe = recipe_of(name)
     if recipe is None:
         raise ConfigError(f"unknown method {name!r}; {suggestion(name, RECIPES)}")
-    kinds: dict[str, Kind] = {"draft_model": "draft model", "head": "head"}
     first = next(iter(inspect.signature(RECIPES[recipe]).parameters), "")
-    needs = kinds.get(first)
+    takes = TAKES.get(first, ())
+    needs = next(iter(takes), None)
     in_name = {} if recipe == name else {"depth": int(name.rpartition("-")[2])}
     options = read_options(text, RECIPES[recipe], () if needs is None else (DRAFTER,))
     drafter = options.pop(DRAFTER, None)
-    return Method(name, recipe, needs, in_name | options, drafter)
+    return Method(name, recipe, needs, in_name | options, drafter, frozenset(takes))
 
 
 def recipe_of(name: str) -> str | None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from foredraft.config import MAX_TREE_NODES
 from foredraft.sampling.law import DraftLaw, TargetLaws
 from foredraft.sampling.randomness import Randomness
-from foredraft.tree import DraftTree, Proposal
+from foredraft.tree import DraftTree, Proposal, TreeBuilder
 
 # --- target -----------------------------------------------------------------------------------------
 
@@ -298,22 +298,42 @@ class DraftContext:
     """What a drafter sees of a session at the start of a round."""
 
     token_ids: Sequence[int]
-    """Prompt and answer so far; the last one is the root. Read only."""
+    """Prompt and answer so far; the last one is the root, unless there are open ones. Read only."""
     limits: DraftLimits
     law: DraftLaw
     """The request's sampling options as they apply to drafts."""
     random: Randomness
+    open_roots: tuple[int, ...] = ()
+    """Candidates of the target's own for the next token, which the tree starts from; see `DraftTree`."""
+
+    @property
+    def roots(self) -> tuple[int, ...]:
+        """The roots of the tree."""
+        return self.open_roots or (self.token_ids[-1],)
+
+    @property
+    def known_ids(self) -> Sequence[int]:
+        """The text without its root."""
+        return self.token_ids if self.open_roots else self.token_ids[:-1]
+
+    def builder(self) -> TreeBuilder:
+        """A tree of the roots alone, to grow."""
+        return TreeBuilder(*self.roots, open_roots=bool(self.open_roots))
 
 
 class DrafterState(Protocol):
     """A drafter's memory of one request."""
 
     def prefill(self, token_ids: Sequence[int]) -> None:
-        """Called once, before the first draft, with the prompt but its last token; counts as prefill."""
+        """Called once, before the first draft; counts as prefill.
+
+        Args:
+            token_ids: the prompt but its last token; where roots are open, the whole prompt.
+        """
         ...
 
     def draft(self, context: DraftContext, policy: PolicyState) -> DraftTree:
-        """Propose a tree whose root is `context.token_ids[-1]`, within `context.limits`."""
+        """Propose a tree that starts from `context.roots`, within `context.limits`."""
         ...
 
     def commit(self, path: Sequence[int]) -> None:
@@ -367,15 +387,18 @@ class Verdict:
 
     Attributes:
         path: [A + 1] accepted nodes, root first.
-        token_ids: [A + 1] the A accepted draft tokens, then one recovered or bonus token.
+        token_ids: [A + 1] the A accepted draft tokens, then one recovered or bonus token. Of a tree
+            with open roots, the root and the A accepted draft tokens.
+        left: of a tree with open roots, what rejections have left of the law after the path, float64
+            [V]; None where nothing was rejected there, and of other trees.
     """
 
     path: tuple[int, ...]
     token_ids: tuple[int, ...]
+    left: Tensor | None = None
 
     def __post_init__(self) -> None:
         assert len(self.path) == len(self.token_ids) >= 1
-        assert self.path[0] == 0
 
     @property
     def num_accepted(self) -> int:
@@ -409,4 +432,29 @@ class Verifier(Protocol):
 
     def verify(self, tree: DraftTree, laws: TargetLaws, random: Randomness) -> Verdict:
         """Choose a path of the tree and one token more."""
+        ...
+
+
+@runtime_checkable
+class RootVerifier(Verifier, Protocol):
+    """A verifier of trees with open roots, which also chooses these."""
+
+    @property
+    def num_roots(self) -> int:
+        """Roots at most."""
+        ...
+
+    @property
+    def lossless(self) -> bool:
+        """Whether it keeps the target's law."""
+        ...
+
+    def choose_roots(self, law: Tensor, greedy: bool, random: Randomness) -> tuple[int, ...]:
+        """The next tree's roots, all different.
+
+        Args:
+            law: of the next token, float64 [V]; of a greedy request, what ranks the tokens.
+            greedy: whether the temperature is 0.
+            random: the request's draws.
+        """
         ...

@@ -46,7 +46,8 @@ class RoundRecord:
     context: int
     """Tokens in the target's cache before the pass."""
     widths: tuple[int, ...]
-    """[D + 1] nodes of the tree at each depth; the root's is 1."""
+    """[D + 1] nodes of the tree at each depth; the first are the roots, of which there is one unless they
+    are candidates of the target's own."""
     draft_rows: tuple[int, ...]
     """[L] rows of each model pass of the drafter; empty for drafters without a model."""
     num_accepted: int
@@ -60,8 +61,8 @@ class RoundRecord:
 
     @property
     def num_drafted(self) -> int:
-        """Draft tokens: every node but the root."""
-        return sum(self.widths) - 1
+        """Draft tokens: every node but the roots."""
+        return sum(self.widths) - self.widths[0]
 
     @property
     def depth(self) -> int:

@@ -3,6 +3,10 @@
 Nodes are in level order, so every prefix of whole levels is closed under ancestors. Node 0, the
 root, is the session's last token: it is already part of the text, and its row is scored so that its
 children can be verified. Every other node is a draft token.
+
+A tree with *open roots* (target-initialised candidates, arXiv 2409.10644) has any number of roots, which
+are no text yet: each is a candidate for the next token, taken from the target's own law. They are neither
+drafted nor accepted, and one of them becomes text in every round.
 """
 
 from __future__ import annotations
@@ -39,11 +43,13 @@ class DraftTree:
     """A draft, frozen once grown.
 
     Attributes:
-        token_ids: [N] token of each node; the root's is the session's last token.
-        parents: [N] index of each node's parent, always smaller than its own; -1 for the root.
-        proposals: [N] how each node was proposed; the root's entry is never read.
+        token_ids: [N] token of each node; the root's is the session's last token, if it is no open root.
+        parents: [N] index of each node's parent, always smaller than its own; -1 for roots.
+        proposals: [N] how each node was proposed; those of roots are never read.
         laws: node -> q, float64 [V]: the law its sampled children were drawn from, after
             temperature and filters. Only nodes with sampled children have one.
+        open_roots: whether the roots are candidates for the next token. If not there is one root, and it
+            is text.
         draft_rows: [L] rows of the model pass that the drafter made for each level, in order; the first
             one's include the text it had to catch up with. Empty for drafters without a model.
 
@@ -54,29 +60,35 @@ class DraftTree:
     parents: tuple[int, ...]
     proposals: tuple[Proposal, ...]
     laws: Mapping[int, Tensor] = field(default_factory=dict)
+    open_roots: bool = False
     draft_rows: tuple[int, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         assert len(self.token_ids) == len(self.parents) == len(self.proposals) >= 1
-        assert self.parents[0] == NO_PARENT
         assert all(a <= b for a, b in zip(self.parents, self.parents[1:], strict=False)), (
             "not in level order"
         )
-        assert all(0 <= parent < node for node, parent in enumerate(self.parents) if node)
+        assert self.num_roots == 1 or (self.num_roots > 1 and self.open_roots)
+        assert all(parent < node for node, parent in enumerate(self.parents))
 
     def __len__(self) -> int:
         return len(self.token_ids)
 
+    @cached_property
+    def num_roots(self) -> int:
+        """Nodes without a parent; they come first."""
+        return self.parents.count(NO_PARENT)
+
     @property
     def num_drafted(self) -> int:
-        """Draft tokens: every node but the root."""
-        return len(self.token_ids) - 1
+        """Draft tokens: every node but the roots."""
+        return len(self.token_ids) - self.num_roots
 
     @cached_property
     def depths(self) -> tuple[int, ...]:
         """[N] edges from the root."""
         depths = [0] * len(self)
-        for node in range(1, len(self)):
+        for node in range(self.num_roots, len(self)):
             depths[node] = depths[self.parents[node]] + 1
         return tuple(depths)
 
@@ -89,20 +101,20 @@ class DraftTree:
     def children(self) -> tuple[tuple[int, ...], ...]:
         """[N] each node's children, in the order in which they were drawn."""
         children: list[list[int]] = [[] for _ in self.parents]
-        for node in range(1, len(self)):
+        for node in range(self.num_roots, len(self)):
             children[self.parents[node]].append(node)
         return tuple(map(tuple, children))
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """[D + 1] nodes at each depth; the root's is 1."""
+        """[D + 1] nodes at each depth, the roots first."""
         counts = Counter(self.depths)
         return tuple(counts[depth] for depth in range(self.depth + 1))
 
     @property
     def is_chain(self) -> bool:
-        """Whether no node has more than one child."""
-        return self.depth == self.num_drafted
+        """Whether there is one root, and no node has more than one child."""
+        return self.depth == len(self) - 1
 
     def path(self, node: int) -> tuple[int, ...]:
         """Nodes from the root to `node`, both included."""
@@ -113,8 +125,9 @@ class DraftTree:
         return tuple(reversed(path))
 
     def path_tokens(self, node: int) -> tuple[int, ...]:
-        """Draft tokens on the way from the root (left out) to `node`."""
-        return tuple(self.token_ids[i] for i in self.path(node)[1:])
+        """The tokens of the path to `node` that are no text yet: an open root is one of them."""
+        path = self.path(node)
+        return tuple(self.token_ids[i] for i in (path if self.open_roots else path[1:]))
 
     @classmethod
     def root_only(cls, token_id: int) -> DraftTree:
@@ -125,23 +138,33 @@ class DraftTree:
 class TreeBuilder:
     """Grows a `DraftTree` level by level. Children are added parent by parent, in draw order.
 
+    Args:
+        roots: the session's last token, or any number of open roots.
+        open_roots: as in `DraftTree`.
+
     Attributes:
-        token_ids, parents: as in `DraftTree`.
+        token_ids, parents, num_roots: as in `DraftTree`.
         ranks: [N] place of each node among its siblings, 0 first.
         origins: after `keep`, for each node its index before; None as long as nothing was dropped.
     """
 
-    def __init__(self, root_token_id: int) -> None:
-        self.token_ids = [root_token_id]
-        self.parents = [NO_PARENT]
-        self.ranks = [0]
+    def __init__(self, *roots: int, open_roots: bool = False) -> None:
+        self.token_ids = list(roots)
+        self.num_roots, self._open_roots = len(roots), open_roots
+        self.parents = [NO_PARENT] * len(roots)
+        self.ranks = list(range(len(roots)))
         self.origins: list[int] | None = None
-        self._proposals = [Proposal.DETERMINISTIC]
+        self._proposals = [Proposal.DETERMINISTIC] * len(roots)
         self._laws: dict[int, Tensor] = {}
         self._draft_rows: list[int] = []
 
     def __len__(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def num_drafted(self) -> int:
+        """Draft tokens so far."""
+        return len(self.token_ids) - self.num_roots
 
     def add(self, parent: int, token_id: int, proposal: Proposal) -> int:
         """Append a child of `parent`; returns its node index."""
@@ -160,22 +183,25 @@ class TreeBuilder:
         self._draft_rows.append(num_rows)
 
     def path_tokens(self, node: int) -> list[int]:
-        """Draft tokens on the way from the root (left out) to `node`."""
+        """The tokens of the path to `node` that are no text yet, as in `DraftTree.path_tokens`."""
         tokens: list[int] = []
         while self.parents[node] != NO_PARENT:
             tokens.append(self.token_ids[node])
             node = self.parents[node]
+        if self._open_roots:
+            tokens.append(self.token_ids[node])
         return tokens[::-1]
 
     def keep(self, nodes: Sequence[int]) -> None:
-        """Drop all but the root and these nodes, which are then counted anew in the same order.
+        """Drop all but the roots and these nodes, which are then counted anew in the same order.
 
         Args:
             nodes: increasing indices, with each one its parent.
         """
-        kept = [0, *nodes]
+        roots = range(self.num_roots)
+        kept = [*roots, *nodes]
         new = {old: i for i, old in enumerate(kept)}
-        self.parents = [NO_PARENT, *(new[self.parents[node]] for node in nodes)]
+        self.parents = [NO_PARENT for _ in roots] + [new[self.parents[node]] for node in nodes]
         self.token_ids = [self.token_ids[node] for node in kept]
         self.ranks = [self.ranks[node] for node in kept]
         self._proposals = [self._proposals[node] for node in kept]
@@ -189,6 +215,7 @@ class TreeBuilder:
             tuple(self.parents),
             tuple(self._proposals),
             self._laws,
+            self._open_roots,
             tuple(self._draft_rows),
         )
 

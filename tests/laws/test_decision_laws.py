@@ -12,7 +12,7 @@ from foredraft.protocols import DraftLimits, Frontier
 from foredraft.tree import Proposal
 from foredraft.verifiers import verifier
 from tests.laws.engine_laws import LAW_ATOL, Reference, error_of, random_table, table_model
-from tests.policies.decision_models import net, showing
+from tests.policies.decision_models import ScriptedNet, net, showing
 
 TARGET = random_table(vocab_size=3, order=1, seed=5)
 DRAFT = random_table(vocab_size=3, order=1, seed=2)
@@ -76,12 +76,14 @@ def test_chains(name: str, kind: Proposal, reads: Kind, options: GenerationOptio
 @pytest.mark.parametrize(("name", "kind"), PAIRS)
 @pytest.mark.parametrize("rule", RULES)
 def test_forks_and_product_trees(name: str, kind: Proposal, shape: str, rule: Rule) -> None:
-    policy = DecisionPolicy(shape, net("soft", seed=4), threshold=0.5, rule=rule)
+    policy = DecisionPolicy(
+        shape, ScriptedNet(lambda row: 0.9 * (row[0] != 1)), threshold=0.5, rule=rule
+    )
     checked(name, kind, policy, FILTERED)
 
 
 def test_some_of_these_drafts_are_stopped_and_some_are_not() -> None:
     """Else the tests above would see nothing."""
-    policy = DecisionPolicy("2,2", net("soft", seed=4), threshold=0.5)
+    policy = DecisionPolicy("2,2", ScriptedNet(lambda row: 0.9 * (row[0] != 1)), threshold=0.5)
     found = checked("rejection", Proposal.SAMPLED, policy, FREE)
     assert {2, -1} <= found

@@ -98,13 +98,13 @@ class DraftModelState:
         """Catch up with the text, then grow level by level, one draft pass a level."""
         context = replace(context, limits=self._own_limits(context))
         if context.limits.max_depth < 1:
-            return DraftTree.root_only(context.token_ids[-1])
-        builder = TreeBuilder(context.token_ids[-1])
+            return context.builder().build()
+        builder = context.builder()
         source = LawCandidates(
             context,
             builder,
             self._proposal,
-            score=lambda nodes: self._score(nodes, builder, context.token_ids),
+            score=lambda nodes: self._score(nodes, builder, context.known_ids),
             target_ids=self._target_ids,
             last_hidden=self._last_hidden,
         )
@@ -118,7 +118,7 @@ class DraftModelState:
 
     def commit(self, path: Sequence[int]) -> None:
         """Keep the text caught up with and the accepted nodes that were scored; drop every other row."""
-        accepted = [self._rows[node] for node in path[1:] if node in self._rows]
+        accepted = [self._rows[node] for node in path if node in self._rows]
         self._state.commit([*range(self._num_caught_up), *accepted])
         self._rows, self._num_caught_up = {}, 0
 
@@ -131,10 +131,10 @@ class DraftModelState:
         return self._state.last_hidden() if isinstance(self._state, ShowingState) else None
 
     def _score(self, nodes: Sequence[int], builder: TreeBuilder, text: Sequence[int]) -> Tensor:
-        """Logits [F, V] after nodes of one level, in one draft pass; the root's pass catches up."""
-        if nodes[0] == 0:
-            return self._score_root(builder, text)
-        first = self._num_caught_up + len(self._rows) - 1
+        """Logits [F, V] after nodes of one level, in one draft pass; the roots' pass catches up."""
+        if not self._rows:
+            return self._score_roots(nodes, builder, text)
+        first = self._num_caught_up + len(self._rows)
         rows = {node: first + i for i, node in enumerate(nodes)}
         parents = [self._rows[builder.parents[node]] for node in nodes]
         logits = self._state.score([builder.token_ids[node] for node in nodes], parents)
@@ -142,16 +142,22 @@ class DraftModelState:
         self._rows |= rows
         return logits
 
-    def _score_root(self, builder: TreeBuilder, text: Sequence[int]) -> Tensor:
+    def _score_roots(
+        self, nodes: Sequence[int], builder: TreeBuilder, text: Sequence[int]
+    ) -> Tensor:
+        """Logits [F, V] after roots behind `text`, of which the draft model may lack the end."""
         gap = self._known(text[self._state.length :])
-        builder.count_pass(len(gap))
-        if len(gap) > CATCH_UP_ROWS:
-            self._state.prefill(gap[:-1])
-            gap = gap[-1:]
-        logits = self._state.score(gap, range(NO_PARENT, len(gap) - 1))
+        roots = self._known([builder.token_ids[node] for node in nodes])
+        builder.count_pass(len(gap) + len(roots))
+        if len(gap) + len(roots) > CATCH_UP_ROWS:
+            self._state.prefill(gap)
+            gap = []
+        last = len(gap) - 1
+        parents = [*range(NO_PARENT, last), *([last] * len(roots))]
+        logits = self._state.score([*gap, *roots], parents)
         self._num_caught_up = len(gap)
-        self._rows = {0: len(gap) - 1}
-        return logits[-1:]
+        self._rows = {node: row for row, node in enumerate(nodes, len(gap))}
+        return logits[len(gap) :]
 
     def _known(self, token_ids: Sequence[int]) -> list[int]:
         """The tokens; one that the draft model lacks is read as another, and only drafts suffer."""
@@ -163,6 +169,6 @@ class DraftModelState:
         """The round's limits, as far as the draft model's own context and masks allow them."""
         room, limit = context.limits.max_depth, self._model.context_length
         if limit is not None:  # the last level is drawn but not scored
-            room = min(room, limit - len(context.token_ids) + 1)
+            room = min(room, limit - len(context.known_ids))
         chains_only = context.limits.chains_only or not self._model.scores_trees
         return replace(context.limits, max_depth=room, chains_only=chains_only)

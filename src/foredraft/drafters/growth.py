@@ -81,17 +81,26 @@ def _grow(
     source: CandidateSource,
     limits: DraftLimits,
 ) -> None:
-    frontier: tuple[int, ...] = (0,)
-    for depth in range(limits.max_depth):
+    roots = range(builder.num_roots)
+    frontier = _without_ends(roots, context, builder) if context.open_roots else tuple(roots)
+    for depth in range(limits.max_depth if frontier else 0):
         asked = _asked(policy, _frontier(depth, frontier, builder, source))
-        counts = _affordable(asked, limits, len(builder) - 1)
+        counts = _affordable(asked, limits, builder.num_drafted)
         drawn_from = [node for node, count in zip(frontier, counts, strict=True) if count]
         if not drawn_from:
             break
         new = source.extend(drawn_from, [count for count in counts if count])
-        frontier = tuple(n for n in new if builder.token_ids[n] not in context.law.eos_token_ids)
+        frontier = _without_ends(new, context, builder)
         if not frontier:
             break
+
+
+def _without_ends(
+    nodes: Sequence[int], context: DraftContext, builder: TreeBuilder
+) -> tuple[int, ...]:
+    """The nodes after which the answer would go on."""
+    ends = context.law.eos_token_ids
+    return tuple(node for node in nodes if builder.token_ids[node] not in ends)
 
 
 def _frontier(

@@ -80,6 +80,8 @@ class LawCandidates:
         allowed = self._allowed(logits, nodes)
         ranking = self._ranking(allowed, nodes[0])
         drawn = self._draw(nodes, allowed, counts) if ranking is None else _top(ranking, counts)
+        if ranking is not None and self._proposal is Proposal.SAMPLED:
+            self._set_point_masses(nodes, drawn, allowed)
         tokens = self._tokens(drawn)
         new = [
             self._builder.add(node, token, self._proposal)
@@ -122,9 +124,15 @@ class LawCandidates:
         return logits
 
     def _ranking(self, logits: Tensor, node: int) -> Tensor | None:
-        """What the best children are the best of, [F, C]; None where children are drawn at random."""
+        """What the best children are the best of, [F, C]; None where children are drawn at random.
+
+        At temperature 0 the first draw without replacement is the best token, and nothing is left for the
+        next ones: they are the next best, each a point mass of its own (see `verifiers.laws.draws`).
+        """
         law = self._context.law
-        if self._proposal in (Proposal.SAMPLED, Proposal.RESAMPLED):
+        if self._proposal is Proposal.RESAMPLED or (
+            self._proposal is Proposal.SAMPLED and not law.greedy
+        ):
             return None
         if self._proposal is Proposal.DETERMINISTIC or law.greedy:
             return logits
@@ -160,6 +168,16 @@ class LawCandidates:
             drawn.append(random.categorical(rest))
             rest[drawn[-1]] = 0
         return drawn
+
+    def _set_point_masses(
+        self, nodes: Sequence[int], drawn: list[list[int]], logits: Tensor
+    ) -> None:
+        """Record each node's law at temperature 0, at whose first child all its mass is."""
+        for node, columns in zip(nodes, drawn, strict=True):
+            if columns:
+                law = torch.zeros(logits.shape[-1], dtype=torch.float64, device=logits.device)
+                law[columns[0]] = 1.0
+                self._builder.set_law(node, self._over_targets(law))
 
     def _over_targets(self, law: Tensor) -> Tensor:
         """q [C] as a law over the target's tokens, [V]."""

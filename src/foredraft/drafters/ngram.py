@@ -69,8 +69,12 @@ class NgramState:
         """Copy what followed the longest matches of the text's end."""
         token_ids = context.token_ids
         self._index(token_ids)
-        builder = TreeBuilder(token_ids[-1])
-        return grow_tree(context, policy, builder, _Copies(context, builder, self._find(token_ids)))
+        builder = context.builder()
+        positions = {
+            node: self._find([*context.known_ids[-LONGEST_MATCH:], root])
+            for node, root in enumerate(context.roots)
+        }
+        return grow_tree(context, policy, builder, _Copies(context, builder, positions))
 
     def commit(self, path: Sequence[int]) -> None:
         """The next draft indexes what was added."""
@@ -104,9 +108,11 @@ class _Copies:
 
     column_ids: Tensor | None = None
 
-    def __init__(self, context: DraftContext, builder: TreeBuilder, positions: list[int]) -> None:
+    def __init__(
+        self, context: DraftContext, builder: TreeBuilder, positions: dict[int, list[int]]
+    ) -> None:
         self._context, self._builder = context, builder
-        self._positions = {0: positions}
+        self._positions = positions
 
     def log_probs(self, nodes: Sequence[int]) -> Tensor | None:
         """Copies have no law."""

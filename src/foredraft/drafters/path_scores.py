@@ -28,7 +28,7 @@ class PathScores:
 
     def __init__(self, builder: TreeBuilder) -> None:
         self._builder = builder
-        self._scores = [0.0]
+        self._scores = [0.0] * builder.num_roots
         self._unread: list[_Level] = []
 
     def add(self, logits: Tensor, drawn: list[list[int]], first: int) -> None:
@@ -42,7 +42,7 @@ class PathScores:
         self._unread.append(_Level(logits, drawn, first))
 
     def of(self, nodes: Sequence[int]) -> list[float]:
-        """The score of each node; 0 for the root, and never more than its parent's."""
+        """The score of each node; 0 for roots, and never more than its parent's."""
         for level in self._unread:
             self._read(level)
         self._unread.clear()

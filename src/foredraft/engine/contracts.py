@@ -6,7 +6,7 @@ from typing import Any
 
 from foredraft.errors import ConfigError
 from foredraft.protocols import (
-    DraftLimits,
+    DraftContext,
     Policy,
     PolicyKind,
     PolicyState,
@@ -44,22 +44,28 @@ def check_selection(policy: Policy, state: PolicyState) -> None:
         )
 
 
-def check_draft(tree: DraftTree, root: int, limits: DraftLimits, vocab_size: int) -> None:
+def check_draft(tree: DraftTree, context: DraftContext, vocab_size: int) -> None:
     """Refuse a draft that breaks the contract of `DrafterState.draft`.
 
     Raises:
-        ConfigError: another root, a draft outside the limits, or a token that the target lacks.
+        ConfigError: other roots, a draft outside the limits, or a token that the target lacks.
     """
-    fault = _fault_of(tree, root, limits, vocab_size)
+    fault = _fault_of(tree, context, vocab_size)
     if fault:
         raise ConfigError(f"the draft {fault}; correct the drafter, see DraftContext")
 
 
-def _fault_of(tree: DraftTree, root: int, limits: DraftLimits, vocab_size: int) -> str | None:
+def _fault_of(tree: DraftTree, context: DraftContext, vocab_size: int) -> str | None:
+    limits = context.limits
     if not isinstance(tree, DraftTree):
         return f"is of type {type(tree).__name__} and no DraftTree"
-    if tree.token_ids[0] != root:
-        return f"starts with token {tree.token_ids[0]!r}, and the text ends with {root}"
+    if tree.open_roots != bool(context.open_roots):
+        return f"has open_roots={tree.open_roots}, which DraftContext.builder would set right"
+    if tree.token_ids[: tree.num_roots] != context.roots:
+        first, wanted = tree.token_ids[: tree.num_roots], context.roots
+        if not context.open_roots:
+            return f"starts with token {first[0]!r}, and the text ends with {wanted[0]}"
+        return f"starts with tokens {list(first)!r}, and its open roots are {list(wanted)}"
     if tree.depth > limits.max_depth or tree.num_drafted > limits.max_nodes:
         return (
             f"has {tree.num_drafted} tokens and depth {tree.depth}, and the round has room for "
@@ -67,7 +73,7 @@ def _fault_of(tree: DraftTree, root: int, limits: DraftLimits, vocab_size: int) 
         )
     if limits.chains_only and not tree.is_chain:
         return "branches, and this model scores chains only"
-    for token in tree.token_ids[1:]:
+    for token in tree.token_ids[tree.num_roots :]:
         if not _is_token(token, vocab_size):
             return f"holds token {token!r}, and the target's ids go from 0 to {vocab_size - 1}"
     return None
@@ -82,7 +88,8 @@ def check_verdict(verdict: Verdict, tree: DraftTree, vocab_size: int) -> None:
     node, token = verdict.path[-1], verdict.token_ids[-1]
     if 0 <= node < len(tree) and _is_token(token, vocab_size):
         path, accepted = tree.path(node), tree.path_tokens(node)
-        if verdict.path == path and verdict.token_ids == (*accepted, token):
+        whole = accepted if tree.open_roots else (*accepted, token)
+        if verdict.path == path and verdict.token_ids == whole:
             return
     raise ConfigError(
         f"the verdict keeps nodes {verdict.path} with tokens {verdict.token_ids}, which is not a path of "

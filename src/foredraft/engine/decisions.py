@@ -58,7 +58,9 @@ def shaped(
     size = getattr(drafter, "hidden_size", None)
     if size is not None:
         check_hidden_size(model, size)
-    return DecisionPolicy(shape.k_config, model, threshold, cast(Rule | None, rule))
+    return DecisionPolicy(
+        shape.k_config, model, threshold, cast(Rule | None, rule), shape.num_roots
+    )
 
 
 def named_decision(name: str) -> DecisionNet:

@@ -17,7 +17,7 @@ def decode(session: Session, verifier: Verifier) -> Iterator[Step]:
             with session.clock.stage("draft"):
                 tree = session.draft()
             with session.clock.stage("target"):
-                logits = session.target.score(tree.token_ids, tree.parents)
+                logits = session.score(tree)
             with session.clock.stage("verify"):
                 verdict = verifier.verify(tree, session.laws(tree, logits), session.random)
             yield session.take(tree, verdict)

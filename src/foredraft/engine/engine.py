@@ -14,7 +14,8 @@ from foredraft.config import MAX_TREE_NODES, GenerationOptions
 from foredraft.engine.clock import StageClock
 from foredraft.engine.contracts import check_kind, check_selection
 from foredraft.engine.decoder import decode
-from foredraft.engine.legality import check_features, check_legal
+from foredraft.engine.legality import check_features, check_legal, check_roots
+from foredraft.engine.open_roots import PendingLaw
 from foredraft.engine.prompts import Prompt, encode_prompt
 from foredraft.engine.session import Drafting, Session
 from foredraft.engine.stopping import StopRules, StopState, end_tokens, room_for
@@ -28,6 +29,7 @@ from foredraft.protocols import (
     FeatureTarget,
     ModelState,
     Policy,
+    RootVerifier,
     Target,
     Verifier,
 )
@@ -74,16 +76,17 @@ class Engine:
         if drafter is None and policy is not None:
             raise ConfigError(f"{type(policy).__name__} shapes drafts, and there is no drafter")
         self.policy = policy or (drafter.default_policy if drafter else None)
+        check_roots(self.verifier, target)
         if drafter is not None and self.policy is not None:
             check_legal(drafter, self.policy, self.verifier)
             check_features(drafter, target)
             self._check_size(self.policy)
 
     def _check_size(self, policy: Policy) -> None:
-        if policy.max_nodes >= MAX_TREE_NODES:
+        most = MAX_TREE_NODES - self._num_roots
+        if policy.max_nodes > most:
             raise ConfigError(
-                f"{type(policy).__name__} may draft {policy.max_nodes} tokens; the limit is "
-                f"{MAX_TREE_NODES - 1}"
+                f"{type(policy).__name__} may draft {policy.max_nodes} tokens; the limit is {most}"
             )
         if policy.branches and not self.target.scores_trees:
             warnings.warn(
@@ -144,7 +147,7 @@ class Engine:
             stop=tuple(options.stop),
             max_new_tokens=room,
         )
-        capacity = len(prompt_ids) + min(room, MAX_TREE_NODES) + self._max_nodes + 1
+        capacity = len(prompt_ids) + min(room, MAX_TREE_NODES) + self._max_nodes + self._num_roots
         target = self._start_target(capacity)
         try:
             drafting = self._drafting(capacity, target)
@@ -160,6 +163,7 @@ class Engine:
             stop=StopState(rules, self.incremental_text()),
             room=room,
             clock=StageClock(self.target.synchronize),
+            pending=self._pending(random),
         )
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -180,9 +184,24 @@ class Engine:
         return find_stray_byte(self.decode)
 
     @property
+    def lossless(self) -> bool:
+        """Whether answers follow the target's own law."""
+        return not isinstance(self.verifier, RootVerifier) or self.verifier.lossless
+
+    @property
     def keeps_seeds(self) -> bool:
         """Whether the same seed gives plain decoding's text, and not just its law."""
-        return self.drafter is None or isinstance(self.verifier, ExactVerifier)
+        return isinstance(self.verifier, ExactVerifier) or (
+            self.drafter is None and not isinstance(self.verifier, RootVerifier)
+        )
+
+    @property
+    def _num_roots(self) -> int:
+        return self.verifier.num_roots if isinstance(self.verifier, RootVerifier) else 1
+
+    def _pending(self, random: Randomness) -> PendingLaw | None:
+        verifier = self.verifier
+        return PendingLaw(verifier, random) if isinstance(verifier, RootVerifier) else None
 
     @property
     def _max_nodes(self) -> int:

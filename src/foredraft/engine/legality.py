@@ -9,6 +9,7 @@ from foredraft.protocols import (
     FeatureTarget,
     Policy,
     PolicyKind,
+    RootVerifier,
     Target,
     Verifier,
 )
@@ -49,6 +50,19 @@ def check_features(drafter: Drafter, target: Target) -> None:
         raise ConfigError(
             f"{type(drafter).__name__} reads the target's hidden states, and {type(target).__name__} "
             "shows none; use a target with start_tapped (HFTarget), or another drafter"
+        )
+
+
+def check_roots(verifier: Verifier, target: Target) -> None:
+    """Refuse several roots where the target scores chains alone.
+
+    Raises:
+        ConfigError: the message names the number of roots.
+    """
+    if isinstance(verifier, RootVerifier) and verifier.num_roots > 1 and not target.scores_trees:
+        raise ConfigError(
+            f"{type(verifier).__name__} starts drafts from {verifier.num_roots} roots, and this target "
+            "ignores masks or positions, so it scores chains alone; use 1 root"
         )
 
 

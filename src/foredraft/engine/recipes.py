@@ -15,8 +15,9 @@ from foredraft.policies.dynamic import BudgetPolicy, DynamicTreePolicy
 from foredraft.policies.fixed import FixedPolicy
 from foredraft.policies.static_tree import StaticTreePolicy
 from foredraft.protocols import Drafter, Policy, Target, Verifier
-from foredraft.tree import Proposal
+from foredraft.tree import Proposal, parse_k_config
 from foredraft.verifiers import verifier as make_verifier
+from foredraft.verifiers.multi_root import NUCLEUS, MultiRootVerifier
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +123,48 @@ def _eagle_drafter(
     return EagleDrafter(head, _proposal_for(verifier, proposal), window=window)
 
 
+def _mcsd(
+    drafter: Target | EagleHead,
+    *,
+    tree: str = "4,2,2,1",
+    proposal: str | None = None,
+    verifier: str = "rejection",
+) -> Parts:
+    """Multi-candidate speculative decoding (arXiv 2401.06706): a product tree of sampled candidates.
+
+    `proposal=resampled` draws them with replacement.
+    """
+    drafts = _drafts_of(drafter, _proposal_for(verifier, proposal))
+    return Parts(drafts, FixedPolicy(tree), make_verifier(verifier))
+
+
+def _mcsd_improved_lossy(
+    drafter: Target | EagleHead,
+    *,
+    tree: str = "2,4,3,1,1",
+    roots: str = "multinomial",
+    root_top_p: float = NUCLEUS,
+    proposal: str | None = None,
+) -> Parts:
+    """Target-initialised candidates (arXiv 2409.10644): another law than the target's, beyond one root.
+
+    The first width is the number of roots, the others are those of the tree under each.
+    """
+    num_roots, *widths = parse_k_config(tree)
+    if not widths:
+        raise ConfigError(f"tree={tree!r} has roots and no drafts; write it like 2,4,3,1,1")
+    drafts = _drafts_of(drafter, _proposal_for("rejection", proposal))
+    policy = FixedPolicy(widths, num_roots)
+    return Parts(drafts, policy, MultiRootVerifier(num_roots, roots, root_top_p))
+
+
+def _drafts_of(model: Target | EagleHead, proposal: Proposal) -> Drafter:
+    """The drafter of a draft model or a head."""
+    if isinstance(model, EagleHead):
+        return EagleDrafter(model, proposal)
+    return DraftModelDrafter(model, proposal)
+
+
 RECIPES: Mapping[str, Callable[..., Parts]] = {
     "autoregressive": _autoregressive,
     "ngram": _ngram,
@@ -129,6 +172,8 @@ RECIPES: Mapping[str, Callable[..., Parts]] = {
     "eagle-chain-K": _eagle_chain,
     "eagle": _eagle,
     "eagle2": _eagle2,
+    "mcsd": _mcsd,
+    "mcsd-improved-lossy": _mcsd_improved_lossy,
 }
 """By name; a K is a number that the user writes."""
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from foredraft.engine.clock import StageClock
 from foredraft.engine.contracts import check_draft, check_verdict
+from foredraft.engine.open_roots import PendingLaw
 from foredraft.engine.stopping import StopState, Taken
 from foredraft.protocols import (
     DraftContext,
@@ -38,7 +40,8 @@ class Session:
     """Token ids, caches, randomness and stop state of one request.
 
     Between rounds the target's cache holds exactly the session's tokens but the last, which is the
-    root of the next tree; drafters hold nothing of rejected branches.
+    root of the next tree; drafters hold nothing of rejected branches. Where roots are open it holds all
+    tokens, and a pending law takes the last token's place.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class Session:
         stop: StopState,
         room: int,
         clock: StageClock,
+        pending: PendingLaw | None = None,
     ) -> None:
         self.token_ids = list(prompt_ids)
         self.target = target
@@ -61,40 +65,79 @@ class Session:
         self.rounds: list[RoundRecord] = []
         self.prefill_s = 0.0
         self._drafting, self._law, self._stop = drafting, law, stop
+        self._pending = pending
+        self._laws: TargetLaws | None = None  # of the tree in progress
         self._max_length = len(prompt_ids) + room
         self._closed = self._cancelled = False
 
     def prefill(self) -> None:
-        """Cover the prompt without its last token, in the target and in the drafter."""
+        """Cover the prompt without its last token, in the target and in the drafter.
+
+        Where roots are open it is covered whole, and the law after it is read.
+        """
         with self.clock.stage("prefill"):
             self.target.prefill(self.token_ids[:-1])
+            if self._pending is not None:
+                self._read_pending(self._pending)
             if self._drafting is not None:
-                self._drafting.drafter.prefill(self.token_ids[:-1])
+                whole = self._pending is not None
+                self._drafting.drafter.prefill(self.token_ids if whole else self.token_ids[:-1])
         self.prefill_s = self.clock.lap()["prefill"]
 
+    def _read_pending(self, pending: PendingLaw) -> None:
+        root = DraftTree.root_only(self.token_ids[-1])
+        logits = self.target.score(root.token_ids, root.parents)
+        pending.read(self._law.laws(root, logits, self.token_ids, self.random), 0)
+        self.target.commit([0])
+
     def draft(self) -> DraftTree:
-        """This round's tree; the root alone when there is no drafter or no room for a draft."""
-        max_depth = self._max_length - len(self.token_ids) - 1  # the verifier adds one more
+        """This round's tree; the roots alone when there is no drafter or no room for a draft."""
+        max_depth = self._room - 1  # the verifier adds one more, or a root is one
+        roots = () if self._pending is None else self._pending.choose_roots()
         if self._drafting is None or max_depth < 1:
-            return DraftTree.root_only(self.token_ids[-1])
+            limits = DraftLimits(0, 0)
+            return self._context(limits, roots[:1]).builder().build()
         limits = DraftLimits(max_depth, self._drafting.max_nodes, self._drafting.chains_only)
-        context = DraftContext(self.token_ids, limits, self._law.draft, self.random)
+        context = self._context(limits, roots)
         tree = self._drafting.drafter.draft(context, self._drafting.policy)
-        check_draft(tree, self.token_ids[-1], limits, self._law.vocab_size)
+        check_draft(tree, context, self._law.vocab_size)
         return tree
+
+    def _context(self, limits: DraftLimits, roots: tuple[int, ...]) -> DraftContext:
+        return DraftContext(self.token_ids, limits, self._law.draft, self.random, roots)
+
+    def score(self, tree: DraftTree) -> Tensor:
+        """The target's logits [N, V] after each node; [0, V] for a root that is the answer's last token."""
+        if self._is_all(tree):
+            return torch.empty(0, self._law.vocab_size)
+        return self.target.score(tree.token_ids, tree.parents)
 
     def laws(self, tree: DraftTree, logits: Tensor) -> TargetLaws:
         """The target's laws over the scored tree, processed as they are read."""
-        return self._law.laws(tree, logits, self.token_ids, self.random)
+        self._laws = self._law.laws(tree, logits, self.token_ids, self.random)
+        return self._laws
+
+    @property
+    def _room(self) -> int:
+        """Tokens that the answer may still have."""
+        return self._max_length - len(self.token_ids)
+
+    def _is_all(self, tree: DraftTree) -> bool:
+        """Whether the tree's root ends the answer, so that nothing after it is asked for."""
+        return tree.open_roots and self._room == 1
 
     def take(self, tree: DraftTree, verdict: Verdict) -> Step:
         """Trim what was verified at the first stop or limit, and make it text: ids, caches, counts."""
         check_verdict(verdict, tree, self._law.vocab_size)
         taken = self._stop.take(verdict.token_ids)
         kept = verdict.token_ids[: taken.num_kept]
+        is_scored = not self._is_all(tree)
+        if self._pending is not None and taken.finish_reason is None:
+            assert self._laws is not None
+            self._pending.learn(verdict, self._laws)
         self.token_ids.extend(kept)
         self.finish_reason = taken.finish_reason
-        self._commit(verdict.path[: taken.num_kept])
+        self._commit(verdict.path[: taken.num_kept] if is_scored else ())
         self._record(tree, verdict, taken)
         return Step(
             token_ids=kept,
@@ -141,7 +184,7 @@ class Session:
         seconds = self.clock.lap()
         self.rounds.append(
             RoundRecord(
-                context=len(self.token_ids) - taken.num_kept - 1,
+                context=len(self.token_ids) - taken.num_kept - (not tree.open_roots),
                 widths=widths,
                 draft_rows=tree.draft_rows,
                 num_accepted=verdict.num_accepted,

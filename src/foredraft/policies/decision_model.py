@@ -42,6 +42,7 @@ class DecisionPolicy:
         rule: `any` (the paper's) compares the prediction of every row; `path` the product of the
             predictions along the path to and with the row, which is how likely the whole path is to be
             accepted. None takes the model's own.
+        num_roots: as in `FixedPolicy`.
 
     Raises:
         ConfigError: a shape, threshold or rule that cannot be used.
@@ -55,8 +56,9 @@ class DecisionPolicy:
         model: DecisionNet,
         threshold: float | None = None,
         rule: Rule | None = None,
+        num_roots: int = 1,
     ) -> None:
-        fixed = FixedPolicy(shape)
+        fixed = FixedPolicy(shape, num_roots)
         self.k_config, self.branches, self.max_nodes = (
             fixed.k_config,
             fixed.branches,

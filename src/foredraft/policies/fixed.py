@@ -19,6 +19,7 @@ class FixedPolicy:
 
     Args:
         k_config: widths per depth, as numbers or as text such as `"4,2,2,1"`.
+        num_roots: how many roots the tree is repeated under, where they are open.
 
     Raises:
         ConfigError: the k-config does not describe a tree that can be drafted.
@@ -26,11 +27,11 @@ class FixedPolicy:
 
     kind = PolicyKind.GROWS
 
-    def __init__(self, k_config: Sequence[int] | str) -> None:
+    def __init__(self, k_config: Sequence[int] | str, num_roots: int = 1) -> None:
         is_text = isinstance(k_config, str)
         self.k_config = parse_k_config(k_config) if is_text else check_k_config(k_config)  # type: ignore[arg-type]
         self.branches = any(k > 1 for k in self.k_config)
-        self.max_nodes = sum(accumulate(self.k_config, mul))
+        self.max_nodes = num_roots * sum(accumulate(self.k_config, mul))
 
     @classmethod
     def chain(cls, depth: int) -> FixedPolicy:

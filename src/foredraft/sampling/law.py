@@ -126,7 +126,7 @@ class RequestLaw:
     def laws(
         self, tree: DraftTree, logits: Tensor, token_ids: Sequence[int], random: Randomness
     ) -> TargetLaws:
-        """The target's laws over one scored tree; `token_ids` end with its root."""
+        """The target's laws over one scored tree; `token_ids` end with its root, unless it has open ones."""
         return TargetLaws(self, tree, logits, token_ids, random)
 
 
@@ -149,6 +149,11 @@ class TargetLaws:
         self._token_ids, self._random = token_ids, random
         self._scores: dict[int, Tensor] = {}
         self._argmax: list[int] | None = None
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the temperature is 0."""
+        return self._request.greedy
 
     def scores(self, node: int) -> Tensor:
         """Processed scores [V] of what follows `node`, each row processed once.
@@ -180,6 +185,10 @@ class TargetLaws:
             return torch.nn.functional.one_hot(scores.argmax(), len(scores)).double()
         return scores.double().softmax(-1)
 
+    def beliefs(self, node: int) -> Tensor:
+        """As `probs`, but at temperature 0 the softmax of the processed scores: it ranks all tokens."""
+        return self.scores(node).double().softmax(-1)
+
     def _compute_scores(self, node: int) -> Tensor:
         row = self._logits[node]
         if self._has_ended(node):
@@ -190,12 +199,12 @@ class TargetLaws:
 
     def _position(self, node: int) -> int:
         """Index, from the prompt's first token, of the token after `node`."""
-        return len(self._token_ids) + self._tree.depths[node]
+        return len(self._token_ids) + self._tree.depths[node] + self._tree.open_roots
 
     def _has_ended(self, node: int) -> bool:
         """Whether the draft that leads to `node` holds an end token."""
         ends = self._request.end_tokens
-        return bool(ends) and node > 0 and not ends.isdisjoint(self._tree.path_tokens(node))
+        return bool(ends) and not ends.isdisjoint(self._tree.path_tokens(node))
 
     def _context(self, node: int) -> Tensor | Sequence[int]:
         """Prompt, answer and the path to `node`; empty when nobody reads it."""

@@ -74,14 +74,9 @@ def auc(predicted: Tensor, labels: Tensor) -> float | None:
     accepted, rejected = float(labels.sum()), float((1 - labels).sum())
     if accepted == 0 or rejected == 0:
         return None
-    _, place = predicted.unique(return_inverse=True)
+    _, place = torch.unique(predicted, return_inverse=True)
     count = int(place.max()) + 1
     high = labels.new_zeros(count).index_add_(0, place, labels)
     low = labels.new_zeros(count).index_add_(0, place, 1 - labels)
     below = low.cumsum(0) - low
     return float((high * (below + low / 2)).sum() / (accepted * rejected))
-
-
-def all_finite(values: Tensor) -> bool:
-    """Whether every value is a number."""
-    return bool(torch.isfinite(values).all())

@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -73,10 +74,7 @@ class RoundCosts:
         base_s = one_s + table.host_s + drafts[0].host_s
         draft_s = drafts[0].passes(1, context)
         rows_s = [table.target(rows, context) for rows in range(1, depth + 2)]
-        levels = tuple(
-            (draft_s + after - before) / one_s
-            for before, after in zip(rows_s, rows_s[1:], strict=False)
-        )
+        levels = tuple((draft_s + after - before) / one_s for before, after in pairwise(rows_s))
         return cls(base_s / one_s, levels)
 
 
@@ -104,7 +102,7 @@ class Chains:
 def chains_of(rows: RecordedRows, chosen: Tensor, depth: int) -> Chains:
     """The chains of the rounds that hold chosen rows, bool [R]; a round's rows are all chosen or none."""
     on_chain = chosen & (rows.depths >= 0)
-    _, place = rows.rounds[on_chain].unique_consecutive(return_inverse=True)
+    _, place = torch.unique(rows.rounds[on_chain], return_inverse=True)
     count = int(place.max()) + 1 if len(place) else 0
     features = torch.zeros(count, depth, rows.features.shape[1])
     accept, drafted = torch.zeros(count, depth), torch.zeros(count, depth, dtype=torch.bool)

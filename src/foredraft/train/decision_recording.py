@@ -76,7 +76,8 @@ class Recorder:
         if not parents:
             return
         labels = [self._label(tree, laws, node) for node in parents]
-        chain, node = {}, 0
+        chain: dict[int, int] = {}
+        node = 0
         while tree.children[node]:
             chain[node] = len(chain)
             node = tree.children[node][0]

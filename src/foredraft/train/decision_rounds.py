@@ -183,8 +183,8 @@ def prompts_of(corpus: Corpus, options: DecisionOptions) -> list[list[int]]:
         if len(found) == options.prompts:
             return found
     raise DataError(
-        f"{corpus.folder} has {len(found)} prompts of at most {options.max_prompt} tokens; ask for no more by "
-        "--prompts, or make a larger corpus"
+        f"{corpus.folder} has {len(found)} prompts of at most {options.max_prompt} tokens; ask for fewer "
+        "by --prompts, or make a larger corpus"
     )
 
 

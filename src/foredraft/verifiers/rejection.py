@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import Tensor
 
 from foredraft.protocols import PolicyKind, Verdict
@@ -34,12 +36,33 @@ class RejectionVerifier:
     def verify(self, tree: DraftTree, laws: TargetLaws, random: Randomness) -> Verdict:
         """The path of accepted children, and a token from the law left at its end."""
         require_proposals(tree, self.proposals, "rejection")
-        node = 0
-        while True:
-            child, left = _try_children(tree, node, laws.probs(node), random)
-            if child is None:
-                return verdict(tree, node, random.categorical(left))
-            node = child
+        found = walk(tree, 0, laws, random)
+        left = laws.probs(found.node) if found.left is None else found.left
+        return verdict(tree, found.node, random.categorical(left))
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """Where recursive rejection came to.
+
+    Attributes:
+        node: the last accepted one.
+        left: what the rejections of its children left of the law after it, float64 [V]; None where it
+            has no children.
+    """
+
+    node: int
+    left: Tensor | None
+
+
+def walk(tree: DraftTree, node: int, laws: TargetLaws, random: Randomness) -> Walk:
+    """Descend from `node` into accepted children until there is none."""
+    while tree.children[node]:
+        child, left = _try_children(tree, node, laws.probs(node), random)
+        if child is None:
+            return Walk(node, left)
+        node = child
+    return Walk(node, None)
 
 
 def _try_children(

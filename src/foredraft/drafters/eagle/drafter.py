@@ -159,18 +159,16 @@ class EagleState:
     @own_pass()
     def draft(self, context: DraftContext, policy: PolicyState) -> DraftTree:
         """Catch up with the text, then grow level by level, one pass of the head a level."""
-        text = context.token_ids
-        if (
-            len(text) < 2 or context.limits.max_depth < 1
-        ):  # the first token has no feature before it
-            return DraftTree.root_only(text[-1])
+        text, known = context.token_ids, context.known_ids
+        if not known or context.limits.max_depth < 1:  # the first token has no feature before it
+            return context.builder().build()
         self._vocabulary.add(text[self._cache.length + 1 :])
-        builder = TreeBuilder(text[-1])
+        builder = context.builder()
         source = LawCandidates(
             context,
             builder,
             self._drafter.proposal,
-            score=lambda nodes: self._score(nodes, builder, text),
+            score=lambda nodes: self._score(nodes, builder, context),
             target_ids=self._target_ids(),
             last_hidden=self._last_hidden,
         )
@@ -190,9 +188,14 @@ class EagleState:
         ids = self._vocabulary.ids
         return None if ids is None else ids.to(self._device)
 
-    def _score(self, nodes: Sequence[int], builder: TreeBuilder, text: Sequence[int]) -> Tensor:
+    def _score(self, nodes: Sequence[int], builder: TreeBuilder, context: DraftContext) -> Tensor:
         """Logits [T, Vd + E] after nodes of one level, on the target's device."""
-        output = self._root(text, builder) if nodes[0] == 0 else self._deeper(nodes, builder, text)
+        if self._level is not None:
+            output = self._deeper(nodes, builder, self._level)
+        elif context.open_roots:
+            output = self._open_roots(nodes, context.token_ids, builder)
+        else:
+            output = self._root(context.token_ids, builder)
         self._output = output
         return self._vocabulary.logits(output).to(self._device)
 
@@ -200,6 +203,20 @@ class EagleState:
         """What the language-model head read in the last pass, [T, h], on the target's device."""
         output = self._output
         return None if output is None else self._head.final(output).to(self._device)
+
+    def _open_roots(
+        self, nodes: Sequence[int], text: Sequence[int], builder: TreeBuilder
+    ) -> Tensor:
+        """The outputs [T, h] after roots that are no text: each pairs the text's last feature with itself."""
+        features = self._features()
+        known = self._cache.length
+        self._check(features, len(text) - known)
+        if len(features) > 1:
+            builder.count_pass(len(features) - 1)
+            self._add_text(features[:-1], text[known + 1 :])
+        self._waiting = [features[-1:]]
+        hidden = self._head.fuse(features[-1:]).expand(len(nodes), -1)
+        return self._draft(nodes, builder, hidden, [-1] * len(nodes), first=0)
 
     def _root(self, text: Sequence[int], builder: TreeBuilder) -> Tensor:
         """The output [1, h] that predicts the root's children; catches up with the text on the way."""
@@ -224,15 +241,29 @@ class EagleState:
             output = self._head.step(embeds, hidden[None], rotary, self._cache.attend_to_text)[0]
         return output[-1:]
 
-    def _deeper(self, nodes: Sequence[int], builder: TreeBuilder, text: Sequence[int]) -> Tensor:
+    def _deeper(self, nodes: Sequence[int], builder: TreeBuilder, above: _Level) -> Tensor:
         """The outputs [T, h] after draft nodes."""
-        above = self._level
-        assert above is not None
         rows = [above.place[builder.parents[node]] for node in nodes]
-        hidden = above.hidden[rows]
         is_first = above.first < 0
         first = 0 if is_first else above.first + len(above.place)
-        self._cache.hold([-1 if is_first else above.first + row for row in rows])
+        parents = [-1 if is_first else above.first + row for row in rows]
+        return self._draft(nodes, builder, above.hidden[rows], parents, first)
+
+    def _draft(
+        self,
+        nodes: Sequence[int],
+        builder: TreeBuilder,
+        hidden: Tensor,
+        parents: list[int],
+        first: int,
+    ) -> Tensor:
+        """The outputs [T, h] of rows of the draft, from hidden states [T, h] and their nodes' tokens.
+
+        Args:
+            parents: as in `HeadCache.hold`.
+            first: index of the first of these rows among those of the draft.
+        """
+        self._cache.hold(parents)
         depth = len(builder.path_tokens(nodes[0]))
         position = self._cache.length - 1 + depth
         cos, sin = self._drafter.rotary.rows(position, position + 1)
