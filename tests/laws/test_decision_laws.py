@@ -7,7 +7,7 @@ import pytest
 from foredraft import Engine, GenerationOptions
 from foredraft.drafters.draft_model import DraftModelDrafter
 from foredraft.policies.decision_model import DecisionPolicy
-from foredraft.policies.decision_net import KINDS, RULES, Kind, Rule
+from foredraft.policies.decision_rules import KINDS, RULES, Kind, Rule
 from foredraft.protocols import DraftLimits, Frontier
 from foredraft.tree import Proposal
 from foredraft.verifiers import verifier

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from foredraft.backends.table import TableModel, TableState
-from foredraft.policies.decision_net import DecisionConfig, DecisionNet, Kind, sizes_for
+from foredraft.policies.decision_net import DecisionConfig, DecisionNet, sizes_for
+from foredraft.policies.decision_rules import Kind
 
 HIDDEN_SIZE = 4
 

@@ -18,7 +18,7 @@ from foredraft.drafters.eagle.drafter import EagleDrafter
 from foredraft.drafters.ngram import NgramDrafter
 from foredraft.engine.decoder import decode
 from foredraft.policies.decision_model import DecisionPolicy, hard_features
-from foredraft.policies.decision_net import Rule
+from foredraft.policies.decision_rules import Rule
 from foredraft.policies.fixed import FixedPolicy
 from foredraft.protocols import Policy
 from foredraft.tree import DraftTree, Proposal

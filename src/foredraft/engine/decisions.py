@@ -11,7 +11,8 @@ from typing import Any, cast
 from foredraft.backends.identity import target_identity
 from foredraft.errors import ConfigError, suggestion
 from foredraft.policies.decision_model import DecisionPolicy, check_hidden_size
-from foredraft.policies.decision_net import CONFIG, DecisionNet, Rule, read_decision
+from foredraft.policies.decision_net import CONFIG, DecisionNet, read_decision
+from foredraft.policies.decision_rules import Rule
 from foredraft.policies.fixed import FixedPolicy
 from foredraft.protocols import Drafter, Policy, Target
 from foredraft.zoo.shipped import shipped_decisions

@@ -13,14 +13,8 @@ import torch
 from torch import Tensor
 
 from foredraft.errors import ConfigError
-from foredraft.policies.decision_net import (
-    HARD_FEATURES,
-    TOP,
-    DecisionNet,
-    Kind,
-    Rule,
-    check_rule,
-)
+from foredraft.policies.decision_net import HARD_FEATURES, TOP, DecisionNet
+from foredraft.policies.decision_rules import Kind, Rule, check_rule
 from foredraft.policies.fixed import FixedPolicy
 from foredraft.protocols import DraftLimits, Frontier, PolicyKind, RoundOutcome
 

@@ -15,24 +15,19 @@ import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from foredraft.errors import ConfigError, ModelError
 from foredraft.files import replace_with, write_json
+from foredraft.policies.decision_rules import KINDS, THRESHOLD, Kind, Rule, check_rule
 
-Kind = Literal["soft", "hard"]
-Rule = Literal["any", "path"]
-KINDS: tuple[Kind, ...] = ("soft", "hard")
-RULES: tuple[Rule, ...] = ("any", "path")
 TOP = 10
 HARD_FEATURES = 1 + TOP
 """Entropy and the ten largest probabilities: a net of so many inputs is hard, any other soft."""
 NUM_LAYERS: Mapping[Kind, int] = {"soft": 3, "hard": 2}
-THRESHOLD = 0.4
-"""The paper's."""
 NARROW = 1024
 """Hidden states up to this wide get the paper's 512-256, wider ones halves and quarters of themselves."""
 FORMAT = 1
@@ -71,18 +66,6 @@ class DecisionConfig:
                 f"{NUM_LAYERS[self.kind]} layers, the last with one output"
             )
         check_rule(self.threshold, self.rule)
-
-
-def check_rule(threshold: float, rule: str) -> None:
-    """Refuse what no decision can be made by.
-
-    Raises:
-        ConfigError: a threshold outside 0 .. 1, or an unknown rule.
-    """
-    if not 0 <= threshold <= 1:
-        raise ConfigError(f"threshold={threshold!r} is not allowed; give a number from 0 to 1")
-    if rule not in RULES:
-        raise ConfigError(f"rule={rule!r} is not known; give one of {', '.join(RULES)}")
 
 
 def sizes_for(kind: Kind, hidden_size: int) -> tuple[int, ...]:

@@ -31,7 +31,8 @@ from torch.nn import functional as F
 
 from foredraft.costs import CostTable
 from foredraft.errors import ConfigError
-from foredraft.policies.decision_net import DecisionNet, Rule
+from foredraft.policies.decision_net import DecisionNet
+from foredraft.policies.decision_rules import Rule
 from foredraft.train.decision_rounds import RecordedRows
 
 THRESHOLDS = tuple(i / 100 for i in range(1, 100))

@@ -7,13 +7,12 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from foredraft.errors import ConfigError
-from foredraft.policies.decision_net import KINDS, THRESHOLD, Kind, Rule, check_rule
-from foredraft.tree import parse_k_config
+from foredraft.policies.decision_rules import KINDS, THRESHOLD, Kind, Rule, check_rule
 
 Objective = Literal["bce", "cost"]
 OBJECTIVES: tuple[Objective, ...] = ("bce", "cost")
-COLLECTED = ("kind", "tree", "prompts", "answer_tokens", "max_prompt", "temperature", "seed")
-"""What rounds are recorded by; the rest says what is learnt from them."""
+COLLECTED = ("kind", "tree", "answer_tokens", "max_prompt", "temperature", "seed")
+"""What recorded rounds depend on; more prompts only add to them, and the rest says what is learnt from them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +24,7 @@ class DecisionOptions:
     """
 
     kind: Kind
-    """`soft` reads hidden states and learns min(1, p/q), `hard` the law's entropy and top 10 and matches."""
+    """`soft` reads hidden states and learns min(1, p/q), `hard` reads laws and learns matches."""
     objective: Objective = "bce"
     """`bce` learns acceptance, `cost` what gives the most tokens in a second."""
     tree: str = "1,1,1,1,1,1"
@@ -67,7 +66,7 @@ class DecisionOptions:
             if not right:
                 raise ConfigError(f"{name}={value!r} is not allowed; give {allowed}")
         check_rule(self.threshold, self.rule)
-        parse_k_config(self.tree)
+        _check_tree(self.tree)
         wrong = self.kind == "hard" and self.temperature not in (None, 0)
         if wrong or (self.kind == "soft" and self.temperature == 0):
             only = "0: hard labels are greedy matches" if wrong else "more than 0, such as 1"
@@ -90,6 +89,14 @@ class DecisionOptions:
     def as_dict(self) -> dict[str, Any]:
         """All of them."""
         return {**asdict(self), "temperature": self.sampling_temperature}
+
+
+def _check_tree(tree: str) -> None:
+    from foredraft.tree import (
+        parse_k_config,  # which imports torch, and the command line reads this file
+    )
+
+    parse_k_config(tree)
 
 
 def _whole(least: int) -> Any:

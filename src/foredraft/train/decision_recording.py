@@ -15,7 +15,7 @@ from torch import Tensor
 from foredraft.engine.engine import Engine
 from foredraft.errors import ConfigError
 from foredraft.policies.decision_model import features_of
-from foredraft.policies.decision_net import Kind
+from foredraft.policies.decision_rules import Kind
 from foredraft.policies.fixed import FixedPolicy
 from foredraft.protocols import (
     Drafter,

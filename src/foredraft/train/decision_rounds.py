@@ -108,8 +108,8 @@ class RoundsFolder:
         self._manifest = {**self._manifest, "parts": [*self._manifest["parts"], entry]}
         write_json(self.path / MANIFEST, self._manifest)
 
-    def read(self) -> RecordedRows:
-        """Every row.
+    def read(self, num_prompts: int) -> RecordedRows:
+        """Every row of the first prompts.
 
         Raises:
             DataError: there is none, or a part cannot be read.
@@ -125,6 +125,8 @@ class RoundsFolder:
                 f"{self.path} holds no recorded round; give more prompts or longer answers"
             )
         joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        mine = joined["prompts"] < num_prompts
+        joined = {name: values[mine] for name, values in joined.items()}
         return RecordedRows(
             joined["features"].float(),
             joined["labels"],
