@@ -1,4 +1,4 @@
-"""What kinds of decision models there are, and how their predictions decide; no tensors, for the command line."""
+"""Kinds of decision models, and how predictions decide. Without tensors, for the command line."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from foredraft.policies.decision_rules import KINDS, THRESHOLD, Kind, Rule, chec
 Objective = Literal["bce", "cost"]
 OBJECTIVES: tuple[Objective, ...] = ("bce", "cost")
 COLLECTED = ("kind", "tree", "answer_tokens", "max_prompt", "temperature", "seed")
-"""What recorded rounds depend on; more prompts only add to them, and the rest says what is learnt from them."""
+"""What recorded rounds depend on. More prompts add to them; the rest says what is learnt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
