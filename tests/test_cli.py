@@ -21,6 +21,7 @@ import foredraft
 from foredraft.cli.failures import clear_failures
 from foredraft.cli.main import app
 from foredraft.cli.show import _was_busy
+from foredraft.methods import RECIPES
 from foredraft.results import RoundRecord, Statistics
 from tests.tiny_folders import WORDS, byte_tokenizer, save_folder
 
@@ -228,20 +229,20 @@ def test_a_seed_that_was_drawn_is_reported(folder: Path) -> None:
         (("--method", "ngarm"), "unknown method 'ngarm'; did you mean 'ngram'?"),
         (("--method", "ngram:dept=3"), "did you mean 'depth'?"),
         (("--verifier", "exakt"), "unknown verifier 'exakt'; did you mean 'exact'?"),
-        (("--verifier", "traversal"), "use verifier='exact'"),
-        (("--proposal", "sampled"), "proposal='sampled' has no meaning for method 'ngram'"),
+        (("--verifier", "traversal"), "use --verifier 'exact'"),
+        (("--proposal", "sampled"), "--proposal 'sampled' has no meaning for method 'ngram'"),
         (("--tree", "4,0,2"), "tree '4,0,2'"),
         (("--tree", "9,9,9,9"), "tree '9,9,9,9' needs more than 512 nodes"),
         (("--tree", "wide"), "tree 'wide'"),
         (("--drafter", "none", "--tree", "2"), "has no meaning for method 'autoregressive'"),
-        (("--dtype", "int3"), "dtype='int3' is not allowed; give one of float32"),
-        (("--device", "cuda:7"), "device='cuda:7' is not available"),
-        (("--device", "tpu"), "device='tpu' is not available"),
-        (("--temperature", "-1"), "temperature=-1.0 is not allowed"),
-        (("--top-p", "2"), "top_p=2.0 is not allowed"),
-        (("--top-k", "-1"), "top_k=-1 is not allowed"),
-        (("--max-new-tokens", "0"), "max_new_tokens=0 is not allowed"),
-        (("--min-new-tokens", "99"), "min_new_tokens=99 is not allowed"),
+        (("--dtype", "int3"), "--dtype 'int3' is not allowed; give one of float32"),
+        (("--device", "cuda:7"), "--device 'cuda:7' is not available"),
+        (("--device", "tpu"), "--device 'tpu' is not available"),
+        (("--temperature", "-1"), "--temperature -1.0 is not allowed"),
+        (("--top-p", "2"), "--top-p 2.0 is not allowed"),
+        (("--top-k", "-1"), "--top-k -1 is not allowed"),
+        (("--max-new-tokens", "0"), "--max-new-tokens 0 is not allowed"),
+        (("--min-new-tokens", "99"), "--min-new-tokens 99 is not allowed"),
         (("--stop", ""), "is not allowed; give a sequence of non-empty strings"),
     ],
     ids=" ".join,
@@ -273,6 +274,13 @@ def test_a_prompt_that_cannot_be_answered_exits_with_1(folder: Path, prompt: str
 def test_an_empty_stdin_exits_with_1(folder: Path) -> None:
     message = complaint("--model", folder, *PLAIN, "--prompt", "-", code=FAILURE, stdin="")
     assert "the prompt '' has no tokens" in message
+
+
+def test_a_prompt_that_nobody_gave_exits_with_2(folder: Path) -> None:
+    """Stdin of a script that holds nothing is no answer to the question for one."""
+    for stdin in ("", "\n"):
+        message = complaint("--model", folder, *PLAIN, code=USAGE, stdin=stdin)
+        assert "there is no prompt; give --prompt TEXT" in message
 
 
 def test_input_that_is_no_text_exits_with_1(folder: Path) -> None:
@@ -326,7 +334,7 @@ def not_a_number(folder: Path) -> Path:
         (corrupt, "check that its files are whole"),
         (without_config, "has no config.json"),
         (truncated_gguf, "check that its files are whole"),
-        (not_a_number, "its logits are NaN; check the weights, or try dtype=float32"),
+        (not_a_number, "its logits are NaN; check the weights, or try --dtype float32"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -398,6 +406,13 @@ def test_it_runs_as_a_module_too() -> None:
     command = [sys.executable, "-m", "foredraft", "--version"]
     done = subprocess.run(command, capture_output=True, check=True)
     assert done.stdout.decode().split() == ["foredraft", foredraft.__version__]
+
+
+@pytest.mark.parametrize("command", [("generate",), ("trace",), ("bench", "run")])
+def test_the_help_lists_every_method(command: tuple[str, ...]) -> None:
+    done = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "400"})
+    for name in RECIPES:
+        assert name in done.stdout
 
 
 # --- what is nearly right ---------------------------------------------------------------------------

@@ -16,6 +16,8 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from foredraft.bench.folder import COSTS, PLAN, RECORDS, RunFolder
+from foredraft.bench.peers import PeerSpec
+from foredraft.bench.peers.hf import HFContender
 from foredraft.bench.runner import BenchRun
 from foredraft.cli.interrupts import INTERRUPTED, noticed_interrupts
 from foredraft.cli.main import app
@@ -142,9 +144,9 @@ def test_a_run_compared_with_itself_has_no_difference(done: Path) -> None:
         (("--methods", "ngramm"), "did you mean 'ngram'"),
         (("--methods", "speculative"), "needs a draft model"),
         (("--suite", "bultin"), "did you mean 'builtin'"),
-        (("--repeats", "0"), "repeats=0"),
-        (("--limit", "-1"), "limit=-1"),
-        (("--temperature", "-1"), "temperature"),
+        (("--repeats", "0"), "--repeats 0"),
+        (("--limit", "-1"), "--limit -1"),
+        (("--temperature", "-1"), "--temperature -1.0"),
     ],
 )
 def test_mistakes_are_one_sentence_before_anything_is_loaded(
@@ -186,6 +188,48 @@ def test_a_run_that_no_prompt_fits_says_so(folder: Path, tmp_path: Path) -> None
         done = run(folder, file, tmp_path / "out")
         assert done.exit_code == FAILURE
         assert "could be answered" in done.stderr
+
+
+@pytest.fixture
+def _no_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installation without any peer's package."""
+    monkeypatch.setattr(PeerSpec, "missing", lambda self: "it is not installed")
+
+
+@pytest.mark.usefixtures("_no_peers")
+@pytest.mark.parametrize("methods", ["economize", "hf,llama.cpp"])
+def test_a_run_whose_methods_are_all_skipped_is_refused(
+    folder: Path, suite: Path, tmp_path: Path, methods: str
+) -> None:
+    done = run(folder, suite, tmp_path / "out", "--methods", methods)
+    assert done.exit_code == USAGE
+    line = done.stderr.splitlines()[-1]
+    assert line.startswith("error: none of the methods asked for can be measured here (")
+    for name in methods.split(","):
+        assert f"{name} was skipped: it is not installed" in line
+    assert not (tmp_path / "out" / RECORDS).exists()
+
+
+@pytest.mark.usefixtures("_no_peers")
+def test_one_method_that_takes_part_is_enough(folder: Path, suite: Path, tmp_path: Path) -> None:
+    done = run(folder, suite, tmp_path / "out", "--methods", "hf,autoregressive")
+    assert done.exit_code == 0
+
+
+def test_a_run_whose_methods_all_drop_out_exits_with_2(
+    folder: Path, suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second time there is nothing left to run, and the answer is the same."""
+    monkeypatch.setattr(BenchRun, "_warm_up", lambda *_: None)
+    monkeypatch.setattr(HFContender, "answer", _fails)
+    for _ in range(2):
+        done = run(folder, suite, tmp_path / "out", "--methods", "hf")
+        assert done.exit_code == USAGE
+        assert done.stderr.splitlines()[-1].startswith("error: none of hf has an answer")
+
+
+def _fails(*_: Any) -> Any:
+    raise RuntimeError("it broke")
 
 
 def test_an_interrupt_that_a_finaliser_swallows_is_noticed(

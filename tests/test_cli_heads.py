@@ -62,6 +62,25 @@ def test_generate_compares_a_head_with_plain_decoding(
     assert answer["stats"]["drafted_tokens"] > 0
 
 
+@pytest.mark.parametrize(
+    ("chosen", "label"),
+    [
+        ((), "eagle2"),
+        (("--method", "eagle-chain-2"), "eagle-chain-2"),
+        (("--method", "eagle2:nodes=6"), "eagle2:nodes=6"),
+        (("--tree", "2,1"), "eagle, tree 2,1"),
+    ],
+)
+def test_a_comparison_is_labelled_with_the_methods_name(
+    folders: tuple[str, str], chosen: tuple[str, ...], label: str
+) -> None:
+    model, head = folders
+    request = ["--prompt", "the cat", "--dtype", "float32", "--max-new-tokens", "4", "--compare"]
+    done = run("generate", "--model", model, "--drafter", head, *chosen, *request)
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout.count(f"speculative decoding ({label})") == 2
+
+
 @pytest.mark.parametrize("command", ["generate", "trace"])
 def test_a_method_names_its_head(folders: tuple[str, str], tmp_path: Path, command: str) -> None:
     model, head = folders
@@ -98,7 +117,7 @@ def test_trace_shows_a_head(folders: tuple[str, str], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("--method", "eagle2"), USAGE, "needs an EAGLE head; pass drafter=FOLDER"),
+        (("--method", "eagle2"), USAGE, "needs an EAGLE head; pass --drafter FOLDER"),
         (("--method", "eagle2:drafter=eagle1"), USAGE, "neither shipped nor a folder"),
         (("--method", "eagle2:drafter=a:b"), USAGE, "a folder with a colon in its path cannot"),
         (("--method", "eagle2:drafter=.", "--drafter", "HEAD"), USAGE, "leave one out"),

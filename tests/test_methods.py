@@ -10,6 +10,7 @@ import pytest
 import foredraft
 from foredraft import ConfigError
 from foredraft.backends.table import TableModel
+from foredraft.config import METHODS
 from foredraft.drafters.draft_model import DraftModelDrafter
 from foredraft.drafters.eagle.head import EagleHead
 from foredraft.drafters.ngram import NgramDrafter
@@ -299,3 +300,7 @@ def test_a_named_model_brings_its_own_tokenizer() -> None:
 def test_wrong_choices_are_found_before_a_model_is_looked_for(choices: dict[str, str]) -> None:
     with pytest.raises(ConfigError):
         foredraft.load("./nowhere", **choices)
+
+
+def test_the_names_that_help_lists_are_the_recipes() -> None:
+    assert tuple(RECIPES) == METHODS

@@ -15,6 +15,19 @@ from foredraft.errors import ConfigError, suggestion
 MAX_TREE_NODES = 512
 """Most nodes in a draft tree, and most tokens in one prefill pass: one limit sizes every buffer."""
 
+METHODS = (
+    "autoregressive",
+    "ngram",
+    "speculative",
+    "eagle-chain-K",
+    "eagle",
+    "eagle2",
+    "mcsd",
+    "mcsd-improved",
+    "mcsd-improved-lossy",
+)
+"""Names of the recipes in `engine/recipes.py`, here so that help can list them without loading PyTorch."""
+
 LEAST_TEMPERATURE = 1e-5
 """Logits divided by less would overflow float32; 0 means greedy."""
 

@@ -113,10 +113,19 @@ class Method:
     def _rehearse(self, given: Kind | None, options: Mapping[str, Any]) -> None:
         """Build the parts without a model: a wrong choice is found before minutes of loading."""
         stand_ins = {None: (), "draft model": (None,), "head": (_STAND_IN,)}
-        parts = RECIPES[self.recipe](*stand_ins[given], **options)
-        if parts.drafter is not None:
-            policy = parts.policy or parts.drafter.default_policy
-            check_legal(parts.drafter, policy, parts.verifier)
+        try:
+            parts = RECIPES[self.recipe](*stand_ins[given], **options)
+            if parts.drafter is not None:
+                policy = parts.policy or parts.drafter.default_policy
+                check_legal(parts.drafter, policy, parts.verifier)
+        except ConfigError as error:
+            raise ConfigError(self._with_its_name(str(error))) from None
+
+    def _with_its_name(self, sentence: str) -> str:
+        """`eagle2:top_k=0` for `top_k=0`: requests and `load` have options of the same names."""
+        known = _option_types(RECIPES[self.recipe])
+        own = [name for name in known if name in self.options or name not in CHOICES]
+        return re.sub(rf"\b({'|'.join(own)})=", rf"{self.name}:\1=", sentence) if own else sentence
 
     def build(self, model: Any = None, **chosen: str | None) -> Parts:
         """The parts of the method with the draft model (a `Target`) or `EagleHead` that it needs.
@@ -145,6 +154,8 @@ class _StandIn:
 _STAND_IN: Any = _StandIn()
 
 
+CHOICES = ("tree", "verifier", "proposal", "roots")
+"""Options that users may also give beside the method."""
 DRAFTER = "drafter"
 """The option by which a method names a drafter of its own."""
 NO_COLON = " (a folder with a colon in its path cannot be named in a method)"

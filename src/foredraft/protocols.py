@@ -346,6 +346,21 @@ class DrafterState(Protocol):
 
 
 @runtime_checkable
+class LawReader(DrafterState, Protocol):
+    """A `DrafterState` that learns from what the target said of its drafts."""
+
+    def read(self, tree: DraftTree, logits: Tensor, token_ids: Sequence[int]) -> None:
+        """Called once each round after the target's pass, before the text grows.
+
+        Args:
+            tree: what was scored.
+            logits: [N, V] the target's after each node, before any processor. They are not written again.
+            token_ids: the text that the tree follows, as in `DraftContext`.
+        """
+        ...
+
+
+@runtime_checkable
 class Drafter(Protocol):
     """Whatever proposes."""
 

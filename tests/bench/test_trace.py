@@ -456,7 +456,7 @@ def test_the_answer_is_the_one_of_generate(folder: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("choices", "method"),
     [
-        (("--drafter", "FOLDER", "--tree", "2,1"), "draft model, tree 2,1"),
+        (("--drafter", "FOLDER", "--tree", "2,1"), "speculative, tree 2,1"),
         (("--drafter", "none"), "autoregressive"),
     ],
 )
@@ -479,7 +479,7 @@ def test_a_method_that_was_not_named_has_a_name(
         (("--prompt", "cat", "--out", "."), USAGE, "it is a folder"),
         (("--prompt", "cat", "--out", "a.html", "--data", "./a.html"), USAGE, "give two files"),
         (("--prompt", ""), FAILURE, "the prompt is empty"),
-        (("--prompt", "cat", "--temperature", "-1"), USAGE, "temperature=-1.0"),
+        (("--prompt", "cat", "--temperature", "-1"), USAGE, "--temperature -1.0"),
     ],
     ids=["out", "data", "folder", "same", "prompt", "temperature"],
 )

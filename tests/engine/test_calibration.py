@@ -512,9 +512,9 @@ def test_without_a_drafter_there_is_no_draft_to_price(home: Path, folder: Path) 
     [
         (("--nodes", "1,x"), "--nodes '1,x' is no list of whole numbers"),
         (("--nodes", ""), "--nodes '' is no list of whole numbers"),
-        (("--nodes", "0"), "nodes=[0] holds 0"),
-        (("--nodes", "513"), "nodes=[513] holds 513"),
-        (("--contexts=-1",), "contexts=[-1] holds -1"),
+        (("--nodes", "0"), "--nodes [0] holds 0"),
+        (("--nodes", "513"), "--nodes [513] holds 513"),
+        (("--contexts=-1",), "--contexts [-1] holds -1"),
         (("--budget", "0"), "a budget of 0.0 seconds is not allowed"),
         (("--budget", "nan"), "a budget of nan seconds is not allowed"),
         (("--out", "no/such/folder.json"), "cannot be written"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -249,11 +250,11 @@ def test_a_drafter_of_that_name_that_ships_goes_before_a_folder(
     [
         (
             "eagle2:drafter=eagel1",
-            "drafter=eagel1 of method 'eagle2' is neither shipped nor a folder; did you mean 'eagle1'? "
+            "the drafter of eagle2:drafter=eagel1 is neither shipped nor a folder; did you mean 'eagle1'? "
             "available: eagle3, eagle1, draft-model; or give the path of a folder, without a colon, such "
-            "as drafter=path/to/folder",
+            "as eagle2:drafter=path/to/folder",
         ),
-        ("eagle2:drafter=", "drafter= of method 'eagle2' is neither"),
+        ("eagle2:drafter=", "the drafter of eagle2:drafter= is neither"),
         ("eagle2:drafter=..", "the drafter given is a draft model"),
         (
             "eagle2:drafter=draft-model",
@@ -279,6 +280,86 @@ def test_a_drafter_named_twice_is_refused(model: str, head: str, zoo: dict[str, 
     models = load_models(model)
     with pytest.raises(ConfigError, match=r"drafter=eagle1 of method 'eagle2' was not loaded"):
         models.engine(parse_method("eagle2:drafter=eagle1"))
+
+
+@pytest.mark.parametrize(
+    ("name", "what"), [("eagle1", "an EAGLE head"), ("draft-model", "a draft model cut from")]
+)
+def test_a_drafter_is_no_model(zoo: dict[str, Path], name: str, what: str) -> None:
+    for chosen in (None, "ngram", zoo["eagle3"]):
+        with pytest.raises(ModelError, match=f"holds {what}.*--drafter"):
+            foredraft.load(zoo[name], drafter=chosen)
+    with pytest.raises(ModelError, match=f"holds {what}"):
+        load_models(str(zoo[name]))
+
+
+# --- drafters that are given by the name they ship under ---------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "variant"), [("eagle3", 3), ("eagle1", 1), ("./eagle1", 3)])
+@pytest.mark.parametrize("method", [None, "eagle-chain-2"])
+def test_a_drafter_is_given_by_its_shipped_name(
+    model: str,
+    zoo: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    variant: int,
+    method: str | None,
+) -> None:
+    """As in methods, what ships goes before a folder; a path is a folder's."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "eagle1").symlink_to(zoo["eagle3"])
+    engine = foredraft.load(model, drafter=name, method=method)
+    assert isinstance(engine.drafter, EagleDrafter)
+    assert engine.drafter.head.config.variant == variant
+
+
+def test_the_shipped_draft_model_is_given_by_its_name(model: str, zoo: dict[str, Path]) -> None:
+    engine = foredraft.load(model, drafter="draft-model")
+    assert isinstance(engine.drafter, DraftModelDrafter)
+
+
+def test_the_best_drafter_by_its_name_is_the_best_method(
+    model: str, zoo: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    best = "eagle2:depth=2:nodes=4"
+    monkeypatch.setattr(drafters.zoo, "BEST_METHODS", {model: best})
+    assert best_method(model, "eagle3") == best_method(model) == best
+    assert best_method(model, "eagle1") == "eagle2"
+    assert best_method(model, "draft-model") == "speculative"
+
+
+def test_all_methods_of_a_run_draft_with_a_shipped_name(model: str, zoo: dict[str, Path]) -> None:
+    models = load_models(model, "eagle1", needed=("head",))
+    drafter = models.engine(parse_method("eagle2")).drafter
+    assert isinstance(drafter, EagleDrafter)
+    assert drafter.head.config.variant == 1
+
+
+@pytest.mark.parametrize(
+    ("drafter", "said"),
+    [
+        ("eagel1", "there is no drafter 'eagel1'; did you mean 'eagle1'?"),
+        ("draft_model", "there is no drafter 'draft_model'; did you mean 'draft-model'?"),
+        ("ngramm", "there is no drafter 'ngramm'; did you mean 'ngram'?"),
+    ],
+)
+def test_a_nearly_right_name_of_a_drafter_is_recognised(
+    model: str, zoo: dict[str, Path], drafter: str, said: str
+) -> None:
+    for load in (foredraft.load, best_method):
+        with pytest.raises(ConfigError, match=re.escape(said)):
+            load(model, drafter=drafter)
+
+
+def test_a_shipped_name_of_another_model_is_not_looked_up(model: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"no drafter 'eagle1' ships for this model \(none does\)"
+    ):
+        foredraft.load(model, drafter="eagle1")
+    with pytest.raises(ConfigError, match=r"no drafter 'eagle1' ships"):
+        foredraft.load(tiny_llama(), drafter="eagle1")
 
 
 # --- draft models that were cut from their target ---------------------------------------------------

@@ -242,16 +242,16 @@ def test_what_a_drafter_keeps_cannot_be_asked_for_anew(
         (("eagle", "--noise", "0.1"), "--noise is for EAGLE-1, and this is EAGLE-3"),
         (("eagle", "--taps", "one"), "--taps 'one' is no list of layers"),
         (("eagle", "--steps-ahead", "0"), "--steps-ahead 0 is not allowed; give 1 or more"),
-        (("eagle", "--init", "none"), "init='none'"),
+        (("eagle", "--init", "none"), "--init 'none'"),
         (("eagle", "--draft-vocab", "-1"), "--draft-vocab -1 is not allowed"),
         (("eagle", "--draft-vocab", "1"), "a draft vocabulary of 1 tokens is not possible"),
-        (("draft-model", "--layers", "9"), "layers=9 is not allowed; the target has 2"),
-        (("draft-model", "--take", "odd"), "take='odd' is not known"),
-        (("draft-model", "--lr", "0"), "lr=0.0 is not allowed; give a number above 0"),
+        (("draft-model", "--layers", "9"), "--layers 9 is not allowed; the target has 2"),
+        (("draft-model", "--take", "odd"), "--take 'odd' is not known"),
+        (("draft-model", "--lr", "0"), "--lr 0.0 is not allowed; give a number above 0"),
         (("draft-model", "--precision", "fp8"), "give one of float32, bfloat16"),
         (
             ("eagle", "--optimizer", "sgd"),
-            "optimizer='sgd' is not allowed; give one of adamw, muon",
+            "--optimizer 'sgd' is not allowed; give one of adamw, muon",
         ),
     ],
 )
@@ -269,7 +269,7 @@ def test_what_cannot_be_is_said(
 def test_an_end_must_be_named(data: Path, tmp_path: Path) -> None:
     done = run("train", "eagle", "--data", data, "--out", tmp_path / "out")
     assert done.exit_code == USAGE
-    assert "give steps, epochs or minutes" in done.stderr
+    assert "give --steps, --epochs or --minutes" in done.stderr
 
 
 def test_a_corpus_of_another_vocabulary_is_refused(data: Path, tmp_path: Path) -> None:
@@ -302,9 +302,9 @@ def test_no_corpus_is_said(data: Path, tmp_path: Path) -> None:
     ("more", "said"),
     [
         ((), "holds a training run; go on with it by --resume"),
-        (("--resume", "--optimizer", "muon"), "options.optimizer='adamw', and this is"),
-        (("--resume", "--lr", "0.1"), "options.lr=0.0005, and this is options.lr=0.1"),
-        (("--resume", "--decay", "0.5"), "loss.decay=0.8, and this is loss.decay=0.5"),
+        (("--resume", "--optimizer", "muon"), "--optimizer 'adamw', and this is"),
+        (("--resume", "--lr", "0.1"), "--lr 0.0005, and this is --lr 0.1"),
+        (("--resume", "--decay", "0.5"), "--decay 0.8, and this is --decay 0.5"),
         (("--resume", "--draft-vocab", "50"), "draft_vocabulary.size=60"),
         (("--resume", "--dtype", "bfloat16"), "target.dtype='float32'"),
         (("--resume",), None),

@@ -67,7 +67,7 @@ def test_a_shard_that_the_manifest_does_not_name_is_written_again(tmp_path: Path
 
 
 def test_another_plan_is_refused_with_the_difference(tmp_path: Path) -> None:
-    CorpusWriter(tmp_path, FACTS)
+    CorpusWriter(tmp_path, FACTS).add_shard([Sample(np.array([1, 2]), ((0, 1),))])
     with pytest.raises(ConfigError, match=r"seed=3, and this is seed=4"):
         CorpusWriter(tmp_path, {**FACTS, "seed": 4})
     with pytest.raises(ConfigError, match=r"batch=None, and this is batch=8"):

@@ -96,12 +96,13 @@ class BenchPlan:
 
     def _check_drafters(self, specs: Mapping[str, Method | PeerSpec]) -> None:
         """Every method has what it drafts with, and the drafter given is one that some method needs."""
-        from foredraft.engine.drafters import kind_of, shipped_source
+        from foredraft.engine.drafters import given_source, kind_of, shipped_source
         from foredraft.methods import KINDS, Method
 
         needs = {name: kind for name, spec in specs.items() if (kind := _needs(spec))}
         only = next(iter(needs.values())) if len(set(needs.values())) == 1 else None
-        given = None if self.drafter is None else kind_of(self.drafter, only)
+        source = given_source(self.drafter, self.model)
+        given = None if source is None else kind_of(source, only)
         for name, kind in needs.items():
             ships = isinstance(specs[name], Method) and shipped_source(self.model, kind)
             if kind != given and not ships:

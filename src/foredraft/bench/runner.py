@@ -23,7 +23,7 @@ from foredraft.engine.cost_files import dtype_of
 from foredraft.engine.engine import Engine
 from foredraft.engine.load import Models, load_models
 from foredraft.engine.prompts import encode_prompt
-from foredraft.errors import PromptError
+from foredraft.errors import ConfigError, PromptError
 from foredraft.methods import Method, parse_method
 from foredraft.protocols import Target
 
@@ -53,7 +53,8 @@ class BenchRun:
         enter, measure: make the contenders and the cost table; the seams for tests.
 
     Raises:
-        ConfigError: the folder holds another run, one of another machine, or is in use.
+        ConfigError: the folder holds another run, one of another machine, or is in use; or no method that
+            was asked for can take part.
         ModelError: the model cannot be loaded.
         CacheError, NumericsError: a method of this project failed; what is finished is kept.
     """
@@ -103,11 +104,21 @@ class BenchRun:
             field = self._enter(self.plan, models, self._note, self._report)
             for contender in field:
                 stack.callback(contender.close)
+            self._check_asked(field)
             self._begin(models, field)
             self._warm_up(models, field)
+            self._check_asked(field)
             yield from self._answer_all(models, field)
 
     # --- before the first prompt ------------------------------------------------------------------
+
+    def _check_asked(self, field: Sequence[Contender]) -> None:
+        """Refuse a run of plain decoding alone where other methods were asked for."""
+        if not {contender.name for contender in field} & set(self.plan.methods):
+            raise ConfigError(
+                f"none of the methods asked for can be measured here ({'; '.join(self._notes)}); name others "
+                "with --methods"
+            )
 
     def _begin(self, models: Models, field: Sequence[Contender]) -> None:
         """Keep the plan, and measure what passes cost if that was not done yet."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +17,9 @@ from foredraft.bench.plan import BenchPlan, split_methods
 from foredraft.cli import common
 from foredraft.cli.failures import FAILURE, clear_failures
 from foredraft.cli.interrupts import INTERRUPTED, noticed_interrupts
-from foredraft.config import default_of
+from foredraft.config import METHODS, default_of
+from foredraft.errors import ConfigError
+from foredraft.zoo.shipped import SHIPPED
 
 if TYPE_CHECKING:
     from foredraft.bench.runner import BenchRun
@@ -44,15 +46,15 @@ def run(
     methods: Annotated[
         str,
         typer.Option(
-            help="Recipes, and the peers hf, hf-assisted, hf-lookup, llama.cpp, economize; "
-            "comma-separated, each with options after colons."
+            help=f"{', '.join(METHODS)} (K a number), and the peers hf, hf-assisted, hf-lookup, "
+            "llama.cpp, economize; comma-separated, each with options after colons."
         ),
     ] = ",".join(_default("methods")),
     drafter: Annotated[
         str | None,
         typer.Option(
-            help="The draft model of speculative and hf-assisted, or a head; methods may name their "
-            "own instead, as in eagle2:drafter=eagle1."
+            help="The draft model of speculative and hf-assisted, a head, or one that ships for the model "
+            f"({', '.join(SHIPPED)}); methods may name their own instead, as in eagle2:drafter=eagle1."
         ),
     ] = None,
     limit: Annotated[
@@ -73,7 +75,8 @@ def run(
 ) -> None:
     """Answer every prompt with every method in turn, and report speeds with their intervals.
 
-    Exits with 1 when an answer that should be plain decoding's differs by more than rounding.
+    Exits with 1 when an answer that should be plain decoding's differs by more than rounding, and with 2
+    when none of the methods could be measured.
     """
     with clear_failures():
         plan = BenchPlan(
@@ -91,14 +94,7 @@ def run(
             dtype=dtype,
             device=device,
         )
-        folder = RunFolder(out)
-        check_libraries()
-        with folder.in_use():
-            pass  # found out now, and not after loading
-        _run(plan, folder, common.console(stderr=True))
-        document = _write_report(folder, None)
-        if any(row["identical"] == "bug" for row in document["rows"]):
-            raise typer.Exit(FAILURE)
+        _run_and_report(plan, RunFolder(out))
 
 
 @app.command()
@@ -143,6 +139,17 @@ def compare(
             common.console().print(render_comparison(comparison))
 
 
+def _run_and_report(plan: BenchPlan, folder: RunFolder) -> None:
+    check_libraries()
+    with folder.in_use():
+        pass  # found out now, and not after loading
+    _run(plan, folder, common.console(stderr=True))
+    document = _write_report(folder, None)
+    _check_measured(plan, document)
+    if any(row["identical"] == "bug" for row in document["rows"]):
+        raise typer.Exit(FAILURE)
+
+
 def _run(plan: BenchPlan, folder: RunFolder, console: Console) -> None:
     """Run what is not finished, with a bar; whatever ends it early, what is finished is kept."""
     from transformers.utils import logging
@@ -163,6 +170,15 @@ def _run(plan: BenchPlan, folder: RunFolder, console: Console) -> None:
         reason = f"{error.filename or folder.path}: {error.strerror or error}"
         _say_what_is_kept(f"error: {reason}", bench, console)
         raise typer.Exit(FAILURE) from None
+
+
+def _check_measured(plan: BenchPlan, document: Mapping[str, Any]) -> None:
+    """Refuse a run whose methods all dropped out on the way."""
+    if not {row["method"] for row in document["rows"]} & set(plan.methods):
+        raise ConfigError(
+            f"none of {', '.join(plan.methods)} has an answer (the notes say why); name others with "
+            "--methods, and another --out"
+        )
 
 
 def _with_bar(bench: BenchRun, console: Console) -> Iterator[None]:

@@ -12,8 +12,9 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from foredraft.config import GenerationOptions
+from foredraft.config import METHODS, GenerationOptions
 from foredraft.errors import ConfigError, PromptError
+from foredraft.zoo.shipped import SHIPPED
 
 if TYPE_CHECKING:
     from foredraft.engine.engine import Engine
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 WARM_UP_TOKENS = 8
 DEFAULTS = GenerationOptions()
+NO_PROMPT = "there is no prompt; give --prompt TEXT, or --prompt - to read it from stdin"
 
 
 def folder_path(text: str) -> Path:
@@ -39,10 +41,17 @@ def out_folder(text: str) -> Any:
 Model = Annotated[str, typer.Option(help="smollm2, a hub id, a folder, or a .gguf file.")]
 Method = Annotated[
     str | None,
-    typer.Option(help="Recipe, with options after colons: ngram:depth=10, eagle2:drafter=eagle1."),
+    typer.Option(
+        help=f"{', '.join(METHODS)} (K a number); options after colons: ngram:depth=10, "
+        "eagle2:drafter=eagle1."
+    ),
 ]
 Drafter = Annotated[
-    str | None, typer.Option(help="none, ngram, a draft model, or an EAGLE head's folder.")
+    str | None,
+    typer.Option(
+        help="none, ngram, a draft model, an EAGLE head's folder, or one that ships for the model: "
+        f"{', '.join(SHIPPED)}."
+    ),
 ]
 Tree = Annotated[str | None, typer.Option(help="Children per node and depth, such as 4,2,2.")]
 Verifier = Annotated[str | None, typer.Option(help="exact, rejection, block or traversal.")]
@@ -50,6 +59,12 @@ Proposal = Annotated[
     str | None,
     typer.Option(
         help="How a model's drafts are drawn: coupled, sampled, resampled, deterministic."
+    ),
+]
+Roots = Annotated[
+    str | None,
+    typer.Option(
+        help="First candidates of mcsd-improved-lossy, from the target's law: multinomial, topk or nucleus."
     ),
 ]
 PromptText = Annotated[str | None, typer.Option(help="The prompt, or - to read it.")]
@@ -77,13 +92,14 @@ def read_prompt(prompt: str | None) -> str:
     if prompt is not None and prompt != "-":
         return prompt
     if sys.stdin is None or (prompt is None and sys.stdin.isatty()):
-        raise ConfigError(
-            "there is no prompt; give --prompt TEXT, or --prompt - to read it from stdin"
-        )
+        raise ConfigError(NO_PROMPT)
     try:
-        return sys.stdin.read().removesuffix("\n")  # the one that echo and editors add
+        read = sys.stdin.read().removesuffix("\n")  # the one that echo and editors add
     except UnicodeDecodeError as error:
         raise PromptError(f"the prompt on stdin is not text ({error}); give it as UTF-8") from None
+    if prompt is None and not read:
+        raise ConfigError(NO_PROMPT)
+    return read
 
 
 def console(stderr: bool = False) -> Console:
@@ -136,6 +152,21 @@ def as_prompt(text: str, engine: Engine, raw: bool) -> Prompt:
     if raw or not text or not getattr(engine.tokenizer, "chat_template", None):
         return text
     return [{"role": "user", "content": text}]
+
+
+def method_label(
+    method: str | None,
+    model: str,
+    drafter: str | None,
+    *,
+    tree: str | None = None,
+    verifier: str | None = None,
+) -> str:
+    """The method as the user named it, or else the name of the one that is taken; and the user's tree."""
+    from foredraft.engine.load import best_method
+
+    name = method or best_method(model, drafter, tree=tree, verifier=verifier).partition(":")[0]
+    return name if tree is None else f"{name}, tree {tree}"
 
 
 def warm_up(engine: Engine, prompt: Prompt, options: GenerationOptions) -> None:

@@ -126,7 +126,7 @@ def join(
 ) -> None:
     """Copy several corpora into one, to train on all of them."""
     with clear_failures():
-        from foredraft.cli.show_data import show_corpus, warnings_of
+        from foredraft.cli.show_data import show_corpus, unfinished_line, warnings_of
         from foredraft.train.corpus import Corpus
         from foredraft.train.joining import join_corpora
 
@@ -139,8 +139,9 @@ def join(
             ) from None
         corpus = Corpus(out)
         show_corpus(corpus, 0, common.console())
-        for line in warnings_of(corpus, wanted=None):
-            common.console(stderr=True).print(f"warning: {line}")
+        parts = [line for folder in folders if (line := unfinished_line(Corpus(folder)))]
+        for line in (*parts, *warnings_of(corpus, wanted=None)):
+            common.console(stderr=True).print(f"warning: {line}", soft_wrap=True)
 
 
 def _numbers(text: str) -> tuple[float, ...]:
@@ -198,9 +199,9 @@ def _plan(
 
 
 def _make(out: Path, plan: DataPlan, name: str, dtype: str | None, device: str | None) -> None:
+    from foredraft.bench.provenance import command
     from foredraft.cli.show_data import show_corpus, warnings_of
-    from foredraft.train.corpus import Corpus
-    from foredraft.train.data import make_corpus, recorder_of
+    from foredraft.train.data import make_corpus
 
     console = common.console(stderr=True)
     model, tokenizer = common.load_bare(name, dtype, device, console)
@@ -211,7 +212,7 @@ def _make(out: Path, plan: DataPlan, name: str, dtype: str | None, device: str |
                 interrupted.heed()
                 bar.report(tokens)
 
-            make_corpus(out, plan, model, tokenizer, name, bar.begin, report)
+            made = make_corpus(out, plan, model, tokenizer, name, bar.begin, report, command())
     except KeyboardInterrupt:
         console.print(f"interrupted: {_kept(out)}; the same command goes on from there")
         raise typer.Exit(INTERRUPTED) from None
@@ -219,11 +220,8 @@ def _make(out: Path, plan: DataPlan, name: str, dtype: str | None, device: str |
         reason = f"{error.filename or out}: {error.strerror or error}"
         console.print(f"error: {reason}; {_kept(out)}; the same command goes on from there")
         raise typer.Exit(FAILURE) from None
-    corpus = Corpus(out)
-    show_corpus(corpus, 0, common.console())
-    recorder = recorder_of(plan, model)
-    without = 0 if recorder is None else recorder.shards_without(corpus)
-    for line in warnings_of(corpus, plan.num_tokens, without):
+    show_corpus(made.corpus, 0, common.console())
+    for line in warnings_of(made.corpus, plan.num_tokens, made.without_states):
         console.print(f"warning: {line}")
 
 

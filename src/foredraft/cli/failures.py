@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 
 import typer
 
@@ -20,7 +22,7 @@ def clear_failures() -> Iterator[None]:
     try:
         yield
     except ForedraftError as error:
-        _say(str(error))
+        _say(in_options(str(error), _options()))
         raise typer.Exit(USAGE if isinstance(error, ConfigError) else FAILURE) from None
     except (MemoryError, RuntimeError) as error:
         if not _lacks_memory(error):
@@ -34,6 +36,46 @@ def clear_failures() -> Iterator[None]:
         _give_stdout_up()
         _say(f"reading the prompt or writing the answer failed ({error.strerror or error})")
         raise typer.Exit(FAILURE) from None
+
+
+FIELDS = {"num_tokens": "tokens", "suites": "suite"}
+"""Arguments in Python whose options have other names."""
+GROUPS = (r"options\.", r"loss\.")
+"""Before the names of a training's options, where two runs are told apart."""
+IN_PYTHON = ", or None"
+"""What an option that was not given is in Python."""
+
+
+def _options() -> Mapping[str, str]:
+    """The options of the command that runs, by the names of the arguments in Python."""
+    clicks = typer.Context.__mro__[1].__module__.rpartition(".")[0]  # new versions bring their own
+    context = import_module(f"{clicks}.globals").get_current_context(silent=True)
+    if context is None:
+        return {}
+    options = {
+        p.name: p.opts[0] for p in context.command.params if p.name and p.opts[0][:2] == "--"
+    }
+    others = {field: options[name] for field, name in FIELDS.items() if name in options}
+    return options | others
+
+
+def in_options(sentence: str, options: Mapping[str, str]) -> str:
+    """An error in the words of the command line: `--top-k 0` for `top_k=0`.
+
+    Args:
+        sentence: as Python says it.
+        options: by the names of arguments in Python. What is named without a value is told from an English
+            word by its underscore; what follows a colon or a dot is an option of a method, or no option.
+    """
+    if options:
+        sentence = sentence.replace(IN_PYTHON, "")
+    for name, option in options.items():
+        argument = rf"(?<![\w:.'/-])(?:{'|'.join(GROUPS)})?{name}="
+        sentence = re.sub(rf"{argument}(True\b|\.\.\.)", option, sentence)
+        sentence = re.sub(argument, f"{option} ", sentence)
+        if "_" in name:
+            sentence = re.sub(rf"(?<![\w:.'/-]){name}(?![\w=/-]|\.\w)", option, sentence)
+    return sentence
 
 
 def _lacks_memory(error: Exception) -> bool:

@@ -25,6 +25,7 @@ def generate(
     tree: common.Tree = None,
     verifier: common.Verifier = None,
     proposal: common.Proposal = None,
+    roots: common.Roots = None,
     prompt: common.PromptText = None,
     raw: common.Raw = False,
     max_new_tokens: int = common.DEFAULTS.max_new_tokens,
@@ -72,12 +73,17 @@ def generate(
             tree=tree,
             verifier=verifier,
             proposal=proposal,
+            roots=roots,
             dtype=dtype,
             device=device,
             force_vocabulary=force_vocabulary,
         )
-        run = _compare if compare else _answer
-        run(engine, common.as_prompt(text, engine, raw), options, as_json)
+        words = common.as_prompt(text, engine, raw)
+        if compare:
+            label = common.method_label(method, model, drafter, tree=tree, verifier=verifier)
+            _compare(engine, label, words, options, as_json)
+        else:
+            _answer(engine, words, options, as_json)
 
 
 def _drafts_nothing(method: str | None, drafter: str | None) -> bool:
@@ -106,7 +112,9 @@ def _dtype(engine: Engine) -> str:
     return dtype_of(engine.target)
 
 
-def _compare(engine: Engine, prompt: Prompt, options: GenerationOptions, as_json: bool) -> None:
+def _compare(
+    engine: Engine, method: str, prompt: Prompt, options: GenerationOptions, as_json: bool
+) -> None:
     from foredraft.engine.agreement import compare
     from foredraft.sampling.randomness import fresh_seed
 
@@ -135,6 +143,6 @@ def _compare(engine: Engine, prompt: Prompt, options: GenerationOptions, as_json
     else:
         from foredraft.cli.show import show_comparison
 
-        show_comparison(engine, plain, drafted, agreement, common.console())
+        show_comparison(engine, method, plain, drafted, agreement, common.console())
     if agreement.kind == "bug":
         raise typer.Exit(FAILURE)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
@@ -26,18 +24,24 @@ def show_summary(result: Result, console: Console) -> None:
 
 
 def show_comparison(
-    engine: Engine, plain: Result, drafted: Result, agreement: Agreement, console: Console
+    engine: Engine,
+    method: str,
+    plain: Result,
+    drafted: Result,
+    agreement: Agreement,
+    console: Console,
 ) -> None:
-    """Both answers side by side, accepted draft tokens coloured, and what drafting gained."""
+    """Both answers side by side, accepted draft tokens coloured, and what drafting by `method` gained."""
+    title = f"speculative decoding ({method})"
     answers = Table.grid(expand=True, padding=(0, 1))
     answers.add_column(ratio=1)
     answers.add_column(ratio=1)
     answers.add_row(
         Panel(Text(plain.text), title="plain decoding"),
-        Panel(_coloured(engine, drafted), title=_title(engine)),
+        Panel(_coloured(engine, drafted), title=Text(title)),
     )
     console.print(answers)
-    console.print(_speeds(plain.stats, drafted.stats, _title(engine)))
+    console.print(_speeds(plain.stats, drafted.stats, title))
     accepted = f"{sum(drafted.accepted)} of {len(drafted.token_ids)} tokens"
     console.print(Text.assemble((accepted, ACCEPTED_STYLE), " were drafted and accepted"))
     if plain.stats.tokens_per_s and drafted.stats.tokens_per_s:
@@ -85,12 +89,6 @@ def _coloured(engine: Engine, result: Result) -> Text:
         room -= len(piece)
         text.append(piece, style=ACCEPTED_STYLE if accepted else "")
     return text.append(result.text[len(text) :])
-
-
-def _title(engine: Engine) -> str:
-    words = re.findall("[A-Z][a-z]*", type(engine.drafter).__name__.removesuffix("Drafter"))
-    drafter = " ".join(words).lower()
-    return "speculative decoding" if engine.drafter is None else f"speculative decoding ({drafter})"
 
 
 def _summary(stats: Statistics) -> str:

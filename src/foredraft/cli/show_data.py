@@ -12,7 +12,7 @@ from rich.text import Text
 from foredraft.errors import DataError
 
 if TYPE_CHECKING:
-    from foredraft.train.corpus import Corpus, Sample
+    from foredraft.train.corpus import Corpus, Sample, Unfinished
 
 LEAST_SHARE, MOST_SHARE = 0.1, 0.95
 """Shares of tokens to learn from that are as a rule no mistake."""
@@ -29,6 +29,18 @@ def show_corpus(corpus: Corpus, num_samples: int, console: Console) -> None:
         for index in _spread(num_samples, len(corpus)):
             console.print(Text(f"\nconversation {index}", style="bold"))
             console.print(_decoded(corpus[index], tokenizer))
+
+
+def unfinished_line(corpus: Corpus) -> str | None:
+    """That a corpus is unfinished, how far it is and how to go on, in one sentence; None if it is whole."""
+    left = corpus.unfinished
+    if left is None:
+        return None
+    asked = "" if left.tokens is None else f" of the {left.tokens:,} asked for"
+    way_on = "the same plan" if left.command is None else f"`{left.command}`"
+    return (
+        f"{corpus.folder} is unfinished, with {corpus.num_tokens:,} tokens{asked}; {way_on} goes on"
+    )
 
 
 def warnings_of(corpus: Corpus, wanted: int | None, without_states: int = 0) -> Iterator[str]:
@@ -64,6 +76,8 @@ def warnings_of(corpus: Corpus, wanted: int | None, without_states: int = 0) -> 
 def _rows(corpus: Corpus) -> Iterator[tuple[str, str]]:
     manifest, lengths = corpus.manifest, corpus.lengths
     yield "corpus", str(corpus.folder)
+    if corpus.unfinished is not None:
+        yield from _left(corpus.num_tokens, corpus.unfinished)
     yield "model", str(manifest.get("model", "unknown"))
     if "prompts" in manifest:
         kept = manifest.get("answers") == "keep"
@@ -81,6 +95,14 @@ def _rows(corpus: Corpus) -> Iterator[tuple[str, str]]:
     if "end_ids" in manifest:
         yield "cut", f"{_num_cut(corpus):,} end in the middle of a reply"
     yield "dropped", f"{sum(s.get('dropped', 0) for s in manifest['shards']):,} without a reply"
+
+
+def _left(tokens: int, left: Unfinished) -> Iterator[tuple[str, str]]:
+    done = f"{tokens:,} tokens, until the prompts are at their end"
+    if left.tokens is not None:
+        done = f"{tokens:,} of {left.tokens:,} tokens, {min(1, tokens / left.tokens):.0%}"
+    yield "unfinished", done
+    yield "go on with", left.command or "the same plan (it was not made from the command line)"
 
 
 def _num_cut(corpus: Corpus) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,6 +26,7 @@ def trace(
     tree: common.Tree = None,
     verifier: common.Verifier = None,
     proposal: common.Proposal = None,
+    roots: common.Roots = None,
     prompt: common.PromptText = None,
     raw: common.Raw = False,
     max_new_tokens: int = common.DEFAULTS.max_new_tokens,
@@ -70,11 +70,12 @@ def trace(
             tree=tree,
             verifier=verifier,
             proposal=proposal,
+            roots=roots,
             dtype=dtype,
             device=device,
             force_vocabulary=force_vocabulary,
         )
-        label = _label(engine, method, tree)
+        label = common.method_label(method, model, drafter, tree=tree, verifier=verifier)
         document = _trace(engine, text, raw, options, model=model, method=label)
         _write(document, out, data)
 
@@ -93,14 +94,6 @@ def _read_text(prompt: str | None) -> str:
     if not text:
         raise PromptError("the prompt is empty; give at least one word")
     return text
-
-
-def _label(engine: Engine, method: str | None, tree: str | None) -> str:
-    """The method as it was named, or else what drafts: `ngram`, `draft model`."""
-    drafter = type(engine.drafter).__name__.removesuffix("Drafter")
-    words = re.findall("[A-Z][a-z0-9]*", drafter) if engine.drafter else ["autoregressive"]
-    name = method or " ".join(words).lower()
-    return name if tree is None else f"{name}, tree {tree}"
 
 
 def _trace(

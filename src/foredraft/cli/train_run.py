@@ -18,6 +18,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from foredraft.cli import common
 from foredraft.cli.failures import FAILURE
 from foredraft.cli.interrupts import INTERRUPTED
+from foredraft.cli.show_data import unfinished_line
 from foredraft.train.batches import SampleCounts
 from foredraft.train.corpus import Corpus
 from foredraft.train.loop import FitResult, fit
@@ -48,6 +49,8 @@ def train(
     corpus = Corpus(data)
     accelerator = make_accelerator()
     console = _console(quiet=not accelerator.is_main_process)
+    if line := unfinished_line(corpus):
+        console.print(f"warning: {line}, and training takes what is there", soft_wrap=True)
     reuse_freed_memory()
     loaded, tokenizer = common.load_bare(model, dtype, str(accelerator.device), console)
     setting = Setting(loaded, tokenizer, corpus, keep_states)

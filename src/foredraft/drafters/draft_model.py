@@ -9,6 +9,7 @@ from torch import Tensor
 
 from foredraft.drafters.growth import grow_tree
 from foredraft.drafters.law_candidates import LawCandidates
+from foredraft.drafters.recall import RecallWeights, TargetRecall
 from foredraft.policies.fixed import FixedPolicy
 from foredraft.protocols import (
     DraftContext,
@@ -36,6 +37,7 @@ class DraftModelDrafter:
         target_ids: int64 [Vd] for a model that reads the target's ids and has a reduced head: the token
             of each column of its logits. None takes the model's own `target_ids`, which a `Student` has;
             the columns of a model without them are its tokens.
+        recall: shares of the target's earlier laws in the law that is drafted from; None leaves them out.
     """
 
     def __init__(
@@ -43,8 +45,9 @@ class DraftModelDrafter:
         model: Target,
         proposal: Proposal = Proposal.COUPLED,
         target_ids: Tensor | None = None,
+        recall: RecallWeights | None = None,
     ) -> None:
-        self.model, self.proposal = model, proposal
+        self.model, self.proposal, self.recall = model, proposal, recall
         if target_ids is None:
             target_ids = getattr(model, "target_ids", None)
         self.target_ids = None if target_ids is None else target_ids.to(model.device)
@@ -65,7 +68,8 @@ class DraftModelDrafter:
         model = self.model
         showing = model.start_showing(capacity) if isinstance(model, ShowingTarget) else None
         state = showing or model.start(capacity)
-        return DraftModelState(self.model, state, self.proposal, self.target_ids)
+        memory = TargetRecall.of(self.recall)
+        return DraftModelState(self.model, state, self.proposal, self.target_ids, memory)
 
 
 class DraftModelState:
@@ -77,9 +81,10 @@ class DraftModelState:
         state: ModelState,
         proposal: Proposal,
         target_ids: Tensor | None = None,
+        memory: TargetRecall | None = None,
     ) -> None:
         self._model, self._state = model, state
-        self._proposal, self._target_ids = proposal, target_ids
+        self._proposal, self._target_ids, self._memory = proposal, target_ids, memory
         self._rows: dict[int, int] = {}  # tree node -> pending row, for the nodes already scored
         self._num_caught_up = 0
 
@@ -107,6 +112,7 @@ class DraftModelState:
             score=lambda nodes: self._score(nodes, builder, context.known_ids),
             target_ids=self._target_ids,
             last_hidden=self._last_hidden,
+            recall=self._memory,
         )
         tree = grow_tree(context, policy, builder, source)
         if builder.origins is not None:
@@ -115,6 +121,11 @@ class DraftModelState:
                 node: rows[old] for node, old in enumerate(builder.origins) if old in rows
             }
         return tree
+
+    def read(self, tree: DraftTree, logits: Tensor, token_ids: Sequence[int]) -> None:
+        """Remember what the target said of the draft; see `LawReader`."""
+        if self._memory is not None:
+            self._memory.note(tree, logits, token_ids)
 
     def commit(self, path: Sequence[int]) -> None:
         """Keep the text caught up with and the accepted nodes that were scored; drop every other row."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from foredraft.drafters.path_scores import PathScores
+from foredraft.drafters.recall import TargetRecall, contexts_of
 from foredraft.protocols import DraftContext
 from foredraft.tree import Proposal, TreeBuilder
 
@@ -31,6 +32,7 @@ class LawCandidates:
         score: the draft pass.
         target_ids: int64 [Vd] the token of each column of a reduced vocabulary; None where column i is
             token i. Tokens that the target lacks are left out.
+        recall: the target's earlier laws, to be mixed into the drafter's.
         last_hidden: of drafters that show their hidden states.
     """
 
@@ -41,8 +43,10 @@ class LawCandidates:
         proposal: Proposal,
         score: Score,
         target_ids: Tensor | None = None,
+        recall: TargetRecall | None = None,
         last_hidden: LastHidden = lambda: None,
     ) -> None:
+        self._recall, self._all_ids = recall, target_ids
         self._context, self._builder = context, builder
         self._proposal, self._score, self._last_hidden = proposal, score, last_hidden
         self._nodes: tuple[int, ...] = ()
@@ -97,6 +101,9 @@ class LawCandidates:
         nodes = tuple(nodes)
         if self._logits is None or not set(nodes) <= set(self._nodes):
             logits = self._score(nodes)
+            if self._recall is not None:
+                contexts = contexts_of(self._builder, nodes, self._context.token_ids)
+                logits = self._recall.blend(logits, contexts, self._all_ids)
             self._nodes = nodes
             self._logits = logits if self._known is None else logits[:, self._known]
         if nodes == self._nodes:

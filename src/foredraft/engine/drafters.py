@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +23,13 @@ from foredraft.drafters.student_files import is_student_folder, load_student
 from foredraft.errors import ConfigError, ModelError, suggestion
 from foredraft.methods import Kind, Method
 from foredraft.protocols import Target
-from foredraft.zoo.shipped import shipped_drafters
+from foredraft.zoo.shipped import SHIPPED, shipped_drafters
 
 RECIPE = "recipe.json"
 """What `foredraft train` writes beside a drafter."""
 HEAD_FILES = ("*.json", "*.safetensors", "*.bin")
+NAMED = {"none": "autoregressive", "ngram": "ngram"}
+"""Drafters that are no model, and their methods."""
 
 
 def kind_of(source: Any, needed: Kind | None = None) -> Kind:
@@ -55,6 +59,52 @@ def shipped_source(model: Any, kind: Kind) -> Path | None:
     return zoo.shipped(model, "draft-model")
 
 
+def given_source(drafter: Any | None, model: Any) -> Any | None:
+    """What the user gives to draft with: the folder where it is the name of one that ships for the model.
+
+    Arguments as in `foredraft.load`.
+
+    Raises:
+        ConfigError: nothing of that name ships for this model, or it is nearly the name of a drafter.
+    """
+    if not isinstance(drafter, str) or drafter in NAMED:
+        return drafter
+    ships = shipped_drafters(model) if isinstance(model, str) else {}
+    if drafter in ships:
+        return ships[drafter]
+    if drafter in SHIPPED and not os.path.exists(drafter):
+        known = f"those that do are {', '.join(ships)}" if ships else "none does"
+        raise ConfigError(
+            f"no drafter {drafter!r} ships for this model ({known}); give the path of a folder"
+        )
+    if meant := nearly(drafter, [*NAMED, *ships]):
+        raise ConfigError(f"there is no drafter {drafter!r}; did you mean {meant!r}?")
+    return drafter
+
+
+def check_model(model: Any) -> None:
+    """Refuse the folder of a drafter where a model is wanted.
+
+    Raises:
+        ModelError: it holds one; the message says which, and where it belongs.
+    """
+    if not isinstance(model, str | Path):
+        return
+    what = "an EAGLE head" if kind_of(model) == "head" else "a draft model cut from its target"
+    if kind_of(model) == "head" or is_student(model):
+        raise ModelError(
+            f"{str(model)!r} holds {what}, which drafts for a model and is none itself; give that model, and "
+            "this folder as the drafter (--drafter on the command line)"
+        )
+
+
+def nearly(name: str, known: Iterable[str]) -> str | None:
+    """The known name that this one nearly is, if it is neither a folder nor a hub id of some owner."""
+    if "/" in name or os.path.exists(name):  # false, and no error, for what cannot be a path
+        return None
+    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.8)), None)
+
+
 def own_source(method: Method, model: Any) -> Path | None:
     """Where the drafter is that a method names for itself; None if it names none.
 
@@ -73,8 +123,8 @@ def own_source(method: Method, model: Any) -> Path | None:
     if name not in ships and not os.path.isdir(folder):
         known = f"{suggestion(name, ships)}; or" if ships else "none ships for this model;"
         raise ConfigError(
-            f"drafter={name} of method {method.name!r} is neither shipped nor a folder; {known} give the "
-            "path of a folder, without a colon, such as drafter=path/to/folder"
+            f"the drafter of {method.name}:drafter={name} is neither shipped nor a folder; {known} give the "
+            f"path of a folder, without a colon, such as {method.name}:drafter=path/to/folder"
         )
     return ships.get(name, Path(folder))
 

@@ -27,6 +27,7 @@ from foredraft.protocols import (
     FeatureDrafter,
     FeatureState,
     FeatureTarget,
+    LawReader,
     ModelState,
     Policy,
     RootVerifier,
@@ -237,11 +238,13 @@ class Engine:
             return None
         policy = self.policy.start()
         check_selection(self.policy, policy)
+        drafter = self._start_drafter(self.drafter, capacity, target)
         return Drafting(
-            self._start_drafter(self.drafter, capacity, target),
+            drafter,
             policy,
             self.policy.max_nodes,
             chains_only=not self.target.scores_trees,
+            reader=drafter if isinstance(drafter, LawReader) else None,
         )
 
     def _start_drafter(self, drafter: Drafter, capacity: int, target: ModelState) -> DrafterState:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,8 +15,12 @@ from foredraft.drafters.eagle.head import EagleHead
 from foredraft.drafters.vocabulary import check_same_vocabulary
 from foredraft.engine.decisions import warn_of_other_target
 from foredraft.engine.drafters import (
+    NAMED,
+    check_model,
+    given_source,
     is_student,
     kind_of,
+    nearly,
     own_source,
     read_head,
     read_student,
@@ -39,6 +41,7 @@ def load(
     tree: str | None = None,
     verifier: str | None = None,
     proposal: str | None = None,
+    roots: str | None = None,
     tokenizer: Any | None = None,
     dtype: str | None = None,
     device: str | None = None,
@@ -57,13 +60,16 @@ def load(
             that ships for the model, or a folder (`"eagle2:drafter=eagle1"`); None takes the one that the
             drafter implies, or the best there is for the model: a shipped head where there is one, else
             n-gram drafting.
-        drafter: `"none"`, `"ngram"`, a draft model in any form that `model` takes or as `foredraft train`
-            wrote it, or an EAGLE head: its folder, its id on the hub (with a method that needs a head),
-            or an `EagleHead`. None takes what ships for the model, where the method needs something.
+        drafter: `"none"`, `"ngram"`, one that ships for the model (`"eagle1"`), a draft model in any form
+            that `model` takes or as `foredraft train` wrote it, or an EAGLE head: its folder, its id on the
+            hub (with a method that needs a head), or an `EagleHead`. None takes what ships for the model,
+            where the method needs something.
         tree: a k-config such as `"4,2,2"`; None takes the method's own shape.
         verifier: `"exact"` (default), `"rejection"`, `"block"` or `"traversal"`.
         proposal: how a draft model's children are chosen: `"coupled"`, `"sampled"`, `"resampled"` or
             `"deterministic"`; None takes what the verifier wants.
+        roots: how `"mcsd-improved-lossy"` chooses its first candidates from the target's own law:
+            `"multinomial"`, `"topk"` or `"nucleus"`; None takes the method's own way.
         tokenizer: for an already loaded model.
         dtype: of models loaded by name: `"float32"`, `"bfloat16"`, `"float16"` or `"auto"`; None takes
             bfloat16 where the hardware has it and float32 elsewhere.
@@ -81,7 +87,8 @@ def load(
     recipe, drafter = _choose_method(method, drafter, model, tree=tree, verifier=verifier)
     source = drafter if recipe.drafter is None else own_source(recipe, model)
     given = None if source is None else kind_of(source, recipe.needs)
-    recipe.check(given, tree=tree, verifier=verifier, proposal=proposal)
+    chosen = {"tree": tree, "verifier": verifier, "proposal": proposal, "roots": roots}
+    recipe.check(given, **chosen)
     models = load_models(
         model,
         drafter,
@@ -96,7 +103,7 @@ def load(
         force_vocabulary=force_vocabulary,
         report=report,
     )
-    return models.engine(recipe, tree=tree, verifier=verifier, proposal=proposal)
+    return models.engine(recipe, **chosen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +156,7 @@ def load_models(
 
     Other arguments and errors as in `load`.
     """
+    check_model(model)
     sources = Sources.find(model, drafter, needed, methods)
     heads, drafts = sources.of_kind("head"), sources.of_kind("draft model")
     _refuse_unused(options, revision, model, drafts.values(), force_vocabulary)
@@ -188,8 +196,7 @@ def _choose_method(
     method: str | None, drafter: Any | None, model: Any, *, tree: str | None, verifier: str | None
 ) -> tuple[Method, Any | None]:
     """The recipe, and the source of what it is given to draft with if there is one."""
-    if isinstance(drafter, str) and drafter not in NAMED and (meant := _meant(drafter, NAMED)):
-        raise ConfigError(f"there is no drafter {drafter!r}; did you mean {meant!r}?")
+    drafter = given_source(drafter, model)
     recipe = parse_method(method or best_method(model, drafter, tree=tree, verifier=verifier))
     if recipe.drafter is not None:
         if drafter is not None:
@@ -208,10 +215,6 @@ def _choose_method(
     return recipe, drafter
 
 
-NAMED = {"none": "autoregressive", "ngram": "ngram"}
-"""Drafters that are no model, and their methods."""
-
-
 def best_method(
     model: Any, drafter: Any | None = None, *, tree: str | None = None, verifier: str | None = None
 ) -> str:
@@ -221,9 +224,10 @@ def best_method(
     """
     if isinstance(drafter, str) and drafter in NAMED:
         return NAMED[drafter]
+    drafter, head = given_source(drafter, model), shipped_source(model, "head")
     kind = None if drafter is None else kind_of(drafter)
     best = BEST if kind is None else BEST_OF[kind]
-    if kind is None and shipped_source(model, "head") is not None:
+    if head is not None and drafter in (None, head):
         best = zoo.BEST_METHODS.get(model, BEST_OF["head"])
         kind = parse_method(best).needs
     if kind == "head" and tree is not None:
@@ -247,18 +251,11 @@ def _load_model(
         raise ConfigError("tokenizer=... is for an already loaded model; a name brings its own")
     name = str(source)
     path = zoo.path(name, report=report) if zoo.is_embedded(name) else source
-    if path is source and (meant := _meant(name, zoo.EMBEDDED)):
+    if path is source and (meant := nearly(name, zoo.EMBEDDED)):
         raise ModelError(f"there is no model {name!r}; did you mean {meant!r}?")
     model, tokenizer = load_hf(path, **options)
     join_linears(model)
     return HFTarget(model, tokenizer), tokenizer
-
-
-def _meant(name: str, known: Iterable[str]) -> str | None:
-    """The known name that this one nearly is, if it is neither a folder nor a hub id of some owner."""
-    if "/" in name or os.path.exists(name):  # false, and no error, for what cannot be a path
-        return None
-    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.8)), None)
 
 
 def _refuse_unused(

@@ -9,6 +9,7 @@ from foredraft.drafters.draft_model import DraftModelDrafter
 from foredraft.drafters.eagle.drafter import EagleDrafter
 from foredraft.drafters.eagle.head import EagleHead
 from foredraft.drafters.ngram import NgramDrafter
+from foredraft.drafters.recall import PAIR, SINGLE, RecallWeights
 from foredraft.engine.decisions import shaped
 from foredraft.errors import ConfigError, suggestion
 from foredraft.policies.dynamic import BudgetPolicy, DynamicTreePolicy
@@ -158,11 +159,28 @@ def _mcsd_improved_lossy(
     return Parts(drafts, policy, MultiRootVerifier(num_roots, roots, root_top_p))
 
 
-def _drafts_of(model: Target | EagleHead, proposal: Proposal) -> Drafter:
+def _mcsd_improved(
+    drafter: Target | EagleHead,
+    *,
+    tree: str = "4,2,2,1",
+    pair: float = PAIR,
+    single: float = SINGLE,
+    proposal: str | None = None,
+    verifier: str = "rejection",
+) -> Parts:
+    """MCSD whose candidates are drawn from the drafter's law mixed with what the target said after the same
+    tokens before, at nodes taken or not; `pair=0:single=0` leaves that out."""
+    drafts = _drafts_of(drafter, _proposal_for(verifier, proposal), RecallWeights(pair, single))
+    return Parts(drafts, FixedPolicy(tree), make_verifier(verifier))
+
+
+def _drafts_of(
+    model: Target | EagleHead, proposal: Proposal, recall: RecallWeights | None = None
+) -> Drafter:
     """The drafter of a draft model or a head."""
     if isinstance(model, EagleHead):
-        return EagleDrafter(model, proposal)
-    return DraftModelDrafter(model, proposal)
+        return EagleDrafter(model, proposal, recall=recall)
+    return DraftModelDrafter(model, proposal, recall=recall)
 
 
 RECIPES: Mapping[str, Callable[..., Parts]] = {
@@ -173,9 +191,10 @@ RECIPES: Mapping[str, Callable[..., Parts]] = {
     "eagle": _eagle,
     "eagle2": _eagle2,
     "mcsd": _mcsd,
+    "mcsd-improved": _mcsd_improved,
     "mcsd-improved-lossy": _mcsd_improved_lossy,
 }
-"""By name; a K is a number that the user writes."""
+"""By name, as `config.METHODS` lists them; a K is a number that the user writes."""
 
 
 def _policy(drafter: Drafter, depth: int | None, tree: str | None) -> Policy:

@@ -15,6 +15,7 @@ from foredraft.protocols import (
     DraftContext,
     DrafterState,
     DraftLimits,
+    LawReader,
     ModelState,
     PolicyState,
     RoundOutcome,
@@ -34,6 +35,8 @@ class Drafting:
     policy: PolicyState
     max_nodes: int
     chains_only: bool
+    reader: LawReader | None = None
+    """The drafter's state again, if it learns from the target's laws."""
 
 
 class Session:
@@ -110,7 +113,10 @@ class Session:
         """The target's logits [N, V] after each node; [0, V] for a root that is the answer's last token."""
         if self._is_all(tree):
             return torch.empty(0, self._law.vocab_size)
-        return self.target.score(tree.token_ids, tree.parents)
+        logits = self.target.score(tree.token_ids, tree.parents)
+        if self._drafting is not None and self._drafting.reader is not None:
+            self._drafting.reader.read(tree, logits, self.token_ids)
+        return logits
 
     def laws(self, tree: DraftTree, logits: Tensor) -> TargetLaws:
         """The target's laws over the scored tree, processed as they are read."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from foredraft.engine.drafters import kind_of, own_source, shipped_source
+from foredraft.engine.drafters import given_source, kind_of, own_source, shipped_source
 from foredraft.methods import Kind, Method
 
 
@@ -29,6 +29,7 @@ class Sources:
         model: Any, drafter: Any | None, needed: Collection[Kind], methods: Collection[Method]
     ) -> Sources:
         """The sources for methods; arguments and errors as in `load_models`."""
+        drafter = given_source(drafter, model)
         only = next(iter(needed)) if len(needed) == 1 else None
         given: dict[Kind, Any] = {} if drafter is None else {kind_of(drafter, only): drafter}
         for kind in needed:

@@ -30,6 +30,8 @@ from foredraft.errors import ConfigError, DataError
 from foredraft.files import replace_with, write_json
 
 MANIFEST = "corpus.json"
+UNFINISHED = "unfinished"
+"""What the manifest says until a corpus is finished: see `Unfinished`."""
 FORMAT = 1
 ENTRY = {"name": str, "samples": int, "tokens": int, "labelled": int}
 """What the manifest says of each shard at least."""
@@ -53,6 +55,19 @@ class Sample:
     def num_labelled(self) -> int:
         """Tokens that the assistant wrote."""
         return sum(stop - first for first, stop in self.spans)
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """What a corpus is to become.
+
+    Attributes:
+        tokens: how many were asked for; None where all prompts were.
+        command: what was typed to make it; None where nothing was.
+    """
+
+    tokens: int | None
+    command: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +158,12 @@ class Corpus:
         """Tokens that the assistant wrote."""
         return sum(shard["labelled"] for shard in self._shards)
 
+    @property
+    def unfinished(self) -> Unfinished | None:
+        """What is still to be made; None where nothing is."""
+        mark = self.manifest.get(UNFINISHED)
+        return None if mark is None else Unfinished(mark.get("tokens"), mark.get("command"))
+
     @cached_property
     def lengths(self) -> NDArray[np.int64]:
         """[S] tokens of each sample."""
@@ -155,24 +176,39 @@ class CorpusWriter:
 
     Args:
         folder: made if it does not exist. A corpus that is already there is continued if `facts` are
-            equal to its own.
+            equal to its own, and begun anew if it holds no conversation.
         facts: what made the corpus; `vocab_size` is required.
 
     Raises:
-        ConfigError: the folder holds a corpus made in another way.
+        ConfigError: the folder holds conversations made in another way.
     """
 
     def __init__(self, folder: Path, facts: Mapping[str, Any]) -> None:
         self.folder = Path(folder)
         self._dtype = np.uint16 if facts["vocab_size"] <= 2**16 else np.uint32
         fresh = {"format": FORMAT, "dtype": np.dtype(self._dtype).name, **facts, "shards": []}
+        self.manifest = fresh
         if (self.folder / MANIFEST).exists():
-            self.manifest = read_manifest(self.folder)
-            _check_same(self.folder, self.manifest, fresh)
-        else:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self.manifest = fresh
-            write_json(self.folder / MANIFEST, self.manifest)
+            before = read_manifest(self.folder)
+            difference = _difference(before, fresh)
+            holds_some = any(shard["samples"] for shard in before["shards"])
+            if difference is not None and holds_some:
+                raise ConfigError(f"{self.folder} holds a corpus made with {difference}")
+            if difference is None:
+                self.manifest = before
+                return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_json(self.folder / MANIFEST, self.manifest)
+
+    def mark(self, notes: Mapping[str, Any]) -> None:
+        """Say in the manifest that the corpus is unfinished, with notes such as those of `Unfinished`."""
+        self.manifest = {**self.manifest, UNFINISHED: dict(notes)}
+        write_json(self.folder / MANIFEST, self.manifest)
+
+    def finish(self) -> None:
+        """Take the mark away."""
+        self.manifest = {k: v for k, v in self.manifest.items() if k != UNFINISHED}
+        write_json(self.folder / MANIFEST, self.manifest)
 
     @property
     def num_shards(self) -> int:
@@ -242,16 +278,19 @@ def _is_whole(manifest: Mapping[str, Any]) -> bool:
     shards = manifest.get("shards")
     return (
         isinstance(manifest.get("vocab_size"), int)
+        and isinstance(manifest.get(UNFINISHED, {}), dict)
         and isinstance(shards, list)
         and all(isinstance(shard, dict) for shard in shards)
         and all(isinstance(shard.get(n), t) for shard in shards for n, t in ENTRY.items())
     )
 
 
-def _check_same(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    for name in sorted((old.keys() | new.keys()) - {"shards"}):
+def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
+    """What tells two corpora apart, in words, without what grows; None where nothing does."""
+    for name in sorted((old.keys() | new.keys()) - {"shards", UNFINISHED}):
         if old.get(name) != new.get(name):
-            raise ConfigError(
-                f"{folder} holds a corpus made with {name}={old.get(name)!r}, and this is "
-                f"{name}={new.get(name)!r}; continue it as it was made, or give another folder"
+            return (
+                f"{name}={old.get(name)!r}, and this is {name}={new.get(name)!r}; continue it as it was "
+                "made, or give another folder"
             )
+    return None

@@ -12,16 +12,17 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from foredraft.backends.identity import weights_digest
 from foredraft.drafters.eagle.config import default_taps
 from foredraft.errors import ConfigError, DataError
 from foredraft.files import in_use
-from foredraft.train.answering import Keeper, Prompter
-from foredraft.train.corpus import CorpusWriter
+from foredraft.train.answering import KEPT_PER_SHARD, Keeper, Prompter
+from foredraft.train.corpus import Corpus, CorpusWriter
 from foredraft.train.digests import digest_of, tokenizer_digest
 from foredraft.train.generation import ScriptsOf, generate_corpus
+from foredraft.train.mending import accept_mended, noting_rows
 from foredraft.train.openings import BUILTIN, read_follow_ups, read_openings, read_tasks
 from foredraft.train.recording import StateRecorder
 from foredraft.train.scripts import SHORTEST_DOCUMENT, Mixture, Script, conversation
@@ -73,7 +74,7 @@ class DataPlan:
             raise ConfigError(f"answers={self.answers!r} is none of {', '.join(ANSWERS)}")
         if self.prompts is None and self.answers == "keep":
             raise ConfigError(
-                "answers='keep' needs conversations with replies; name them as prompts"
+                "answers='keep' needs conversations with replies; name them by prompts=..."
             )
         if self.keep_states and self.answers == "keep":
             raise ConfigError(
@@ -85,7 +86,7 @@ class DataPlan:
                 "taps say which hidden states are kept, and none are; ask for keep_states too"
             )
         if self.prompts is None and self.num_tokens is None:
-            raise ConfigError("a model that writes its own prompts never ends; say how many tokens")
+            raise ConfigError("a model that writes its own prompts never ends; give num_tokens=...")
         for owner in (self, self.mixture):
             for name, (allowed, holds) in _RULES.items():
                 value = getattr(owner, name, None)
@@ -117,6 +118,19 @@ _RULES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
 }
 
 
+class Made(NamedTuple):
+    """What came out."""
+
+    corpus: Corpus
+    without_states: int
+    """Shards that lack the hidden states asked for: they were there before those were."""
+
+    @classmethod
+    def of(cls, corpus: Corpus, recorder: StateRecorder | None) -> Made:
+        """With the shards counted that `recorder` did not make."""
+        return cls(corpus, 0 if recorder is None else recorder.shards_without(corpus))
+
+
 def make_corpus(
     folder: Path,
     plan: DataPlan,
@@ -125,7 +139,8 @@ def make_corpus(
     name: str,
     begin: Callable[[int], None] = lambda tokens: None,
     report: Report = lambda tokens: None,
-) -> dict[str, Any]:
+    command: str | None = None,
+) -> Made:
     """Make a corpus, or what is missing of it.
 
     Args:
@@ -134,9 +149,7 @@ def make_corpus(
         name: what the user calls the model.
         begin: called once, with the tokens that are there already.
         report: called with numbers of tokens as they are added.
-
-    Returns:
-        The manifest.
+        command: what was typed, by which an unfinished corpus can be gone on with.
 
     Raises:
         ConfigError: the folder holds another corpus or is in use, or the chat template does not allow it.
@@ -144,27 +157,31 @@ def make_corpus(
         ModelError: hidden states are to be kept that the model does not have.
     """
     source = None if plan.prompts is None else open_source(plan.prompts)
-    keeps = plan.answers == "keep"
-    recorder = recorder_of(plan, model)
+    recorder = _recorder(plan, model)
     _check_context(plan, model)
     if source is None:
         plan = _with_words(plan, tokenizer)
     frame = _frame(model, tokenizer, source)
     facts = _facts(plan, model, tokenizer, name, frame, source)
     with in_use(folder, by="data generation"):
+        accept_mended(folder, facts, source)
         writer = CorpusWriter(folder, facts)
-        if not (folder / TOKENIZER).exists():
+        writer.mark({"tokens": plan.num_tokens, "command": command})
+        if not (writer.num_shards and (folder / TOKENIZER).exists()):
             tokenizer.save_pretrained(folder / TOKENIZER)
         begin(writer.num_tokens)
-        if keeps and source is not None:
-            keeper = Keeper(tokenizer, source, plan.mixture.max_length)
-            keeper.write(writer, plan.num_tokens, report)
+        if plan.answers == "keep" and source is not None:
+            with noting_rows(writer, source, KEPT_PER_SHARD):
+                keeper = Keeper(tokenizer, source, plan.mixture.max_length)
+                keeper.write(writer, plan.num_tokens, report)
         else:
-            scripts = _scripts(plan, tokenizer, frame, source, writer)
-            rows, tokens = plan.batch, plan.num_tokens
-            generate_corpus(model, scripts, writer, tokens, rows, report, recorder)
-    _check_outcome(writer.manifest, source)
-    return writer.manifest
+            with noting_rows(writer, source, plan.shard):
+                scripts = _scripts(plan, tokenizer, frame, source, writer)
+                rows, tokens = plan.batch, plan.num_tokens
+                generate_corpus(model, scripts, writer, tokens, rows, report, recorder)
+        _check_outcome(writer.manifest, source)
+        writer.finish()
+    return Made.of(Corpus(folder), recorder)
 
 
 def _with_words(plan: DataPlan, tokenizer: Any) -> DataPlan:
@@ -178,7 +195,7 @@ def _with_words(plan: DataPlan, tokenizer: Any) -> DataPlan:
     return dataclasses.replace(plan, mixture=mixture)
 
 
-def recorder_of(plan: DataPlan, model: Any) -> StateRecorder | None:
+def _recorder(plan: DataPlan, model: Any) -> StateRecorder | None:
     """What keeps hidden states, if the plan asks for it. Errors as in `StateRecorder`."""
     if not plan.keep_states:
         return None

@@ -12,12 +12,14 @@ from typing import Any
 
 from foredraft.errors import ConfigError
 from foredraft.files import in_use, write_json
-from foredraft.train.corpus import MANIFEST, read_manifest
+from foredraft.train.corpus import MANIFEST, UNFINISHED, read_manifest
 from foredraft.train.data import TOKENIZER
 from foredraft.train.state_cache import STATES
 
 SHARED = ("format", "dtype", "vocab_size", "tokenizer", "end_ids")
 """What corpora must have in common to be read as one."""
+LEFT_OUT = ("shards", UNFINISHED)
+"""What is not said of a corpus that was joined."""
 NO_LINKS = (errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EMLINK)
 """Why a file system lets a file have no second name."""
 
@@ -55,7 +57,7 @@ def join_corpora(folders: Sequence[Path], out: Path) -> dict[str, Any]:
             _share_states(folder / STATES, out / STATES)
         if (folders[0] / TOKENIZER).is_dir():
             shutil.copytree(folders[0] / TOKENIZER, out / TOKENIZER, dirs_exist_ok=True)
-        parts = [{k: v for k, v in m.items() if k != "shards"} for m in manifests]
+        parts = [{k: v for k, v in m.items() if k not in LEFT_OUT} for m in manifests]
         whole = {**_common(manifests), "joined": parts, "shards": shards}
         write_json(out / MANIFEST, whole)
     return whole

@@ -87,7 +87,9 @@ class TrainOptions:
             if not right:
                 raise ConfigError(f"{name}={value!r} is not allowed; give {allowed}")
         if self.steps is None and self.epochs is None and self.minutes is None:
-            raise ConfigError("there is no end to this training; give steps, epochs or minutes")
+            raise ConfigError(
+                "there is no end to this training; give steps=..., epochs=... or minutes=..."
+            )
 
     def fixed(self) -> dict[str, Any]:
         """The options that a resumed run must share with its beginning."""

@@ -13,6 +13,8 @@ from foredraft.bench.trace.watch import Watch, watched
 from foredraft.config import GenerationOptions
 from foredraft.engine.engine import Engine
 from foredraft.engine.prompts import Prompt
+from foredraft.errors import ConfigError
+from foredraft.protocols import RootVerifier
 from foredraft.results import FinishReason, Result, RoundRecord
 
 FORMAT = 1
@@ -119,6 +121,11 @@ def make_trace(
     Raises:
         ConfigError, PromptError, NumericsError: as in `Engine.generate`.
     """
+    if isinstance(engine.verifier, RootVerifier):
+        raise ConfigError(
+            f"a trace shows drafts that follow the text's last token, and {method or 'this method'} drafts "
+            "from open roots; use foredraft bench, or another method"
+        )
     watch = Watch()
     with watched(engine, watch).stream(prompt, options) as stream:
         # each round is read while the clock stands, before the next one begins

@@ -25,6 +25,7 @@ from foredraft.drafters.eagle.other_rows import OtherRows
 from foredraft.drafters.eagle.vocabulary import TextVocabulary
 from foredraft.drafters.growth import grow_tree
 from foredraft.drafters.law_candidates import LawCandidates
+from foredraft.drafters.recall import RecallWeights, TargetRecall
 from foredraft.errors import CacheError, ConfigError
 from foredraft.policies.dynamic import BudgetPolicy, DynamicTreePolicy
 from foredraft.protocols import DraftContext, DrafterState, Policy, PolicyState, TakeFeatures
@@ -42,6 +43,7 @@ class EagleDrafter:
         proposal: how children are chosen, as in `DraftModelDrafter`.
         window: rows of text that the head attends to; None takes what its rotary embeddings were made
             for (`max_position_embeddings`), so that longer texts work by relative positions.
+        recall: as in `DraftModelDrafter`.
 
     Raises:
         ConfigError: a window below 1.
@@ -53,10 +55,11 @@ class EagleDrafter:
         proposal: Proposal = Proposal.COUPLED,
         *,
         window: int | None = None,
+        recall: RecallWeights | None = None,
     ) -> None:
         if window is not None and window < 1:
             raise ConfigError(f"window={window} is not allowed; give 1 or more rows, or None")
-        self.head, self.proposal = head.eval(), proposal
+        self.head, self.proposal, self.recall = head.eval(), proposal, recall
         self.window = head.config.max_position_embeddings if window is None else window
         self.proposals = frozenset({proposal})
         self.rotary = RotaryTable(head)
@@ -128,6 +131,7 @@ class EagleState:
 
     def __init__(self, drafter: EagleDrafter, capacity: int, take_features: TakeFeatures) -> None:
         self._drafter, self._head = drafter, drafter.head
+        self._memory = TargetRecall.of(drafter.recall)
         self._take_features = take_features
         head = drafter.head
         self._cache = HeadCache(head.config, drafter.window, capacity, head.device, head.dtype)
@@ -170,9 +174,15 @@ class EagleState:
             self._drafter.proposal,
             score=lambda nodes: self._score(nodes, builder, context),
             target_ids=self._target_ids(),
+            recall=self._memory,
             last_hidden=self._last_hidden,
         )
         return grow_tree(context, policy, builder, source)
+
+    def read(self, tree: DraftTree, logits: Tensor, token_ids: Sequence[int]) -> None:
+        """Remember what the target said of the draft; see `LawReader`."""
+        if self._memory is not None:
+            self._memory.note(tree, logits, token_ids)
 
     def commit(self, path: Sequence[int]) -> None:
         """Drop every row of the draft; the next draft makes those of accepted nodes anew."""
