@@ -20,7 +20,8 @@ from foredraft.drafters.ngram import NgramDrafter
 from foredraft.policies.decision_model import hard_features
 from foredraft.policies.decision_net import read_decision
 from foredraft.train.corpus import CorpusWriter, Sample
-from foredraft.train.decision import DecisionResult, fit_decision, split
+from foredraft.train.decision import fit_decision
+from foredraft.train.decision_examples import DecisionResult, split
 from foredraft.train.decision_objective import RoundCosts
 from foredraft.train.decision_options import DecisionOptions
 from foredraft.train.decision_recording import (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +21,16 @@ from foredraft.cli.train_run import asked_to_stop, disk_errors, notes_of
 from foredraft.costs import CostTable
 from foredraft.drafters.draft_model import DraftModelDrafter
 from foredraft.drafters.eagle.drafter import EagleDrafter
-from foredraft.engine.engine import Engine
 from foredraft.engine.load import Models
 from foredraft.errors import ConfigError
 from foredraft.protocols import Drafter
 from foredraft.train.corpus import Corpus
-from foredraft.train.decision import DecisionMeasure, DecisionResult, fit_decision
+from foredraft.train.decision import fit_decision
+from foredraft.train.decision_examples import DecisionMeasure, DecisionResult
 from foredraft.train.decision_objective import RoundCosts
 from foredraft.train.decision_options import DecisionOptions
 from foredraft.train.decision_recording import PROPOSALS, Recorder, recording_engine
-from foredraft.train.decision_rounds import RoundsFolder, prompts_of, record
+from foredraft.train.decision_rounds import RecordedRows, RoundsFolder, prompts_of, record
 from foredraft.train.folder import TrainFolder
 from foredraft.train.setting import Setting
 from foredraft.train.stepping import make_accelerator
@@ -76,12 +77,7 @@ def train_decision(
         folder.check(run, resume)
         folder.begin(run)
         recording = RoundsFolder(rounds or out / ROUNDS, facts)
-        recorder = Recorder(options.kind)
-        engine = recording_engine(models.target, _drafter(models, options), options.tree, recorder)
-        if not _record(engine, recorder, corpus, options, recording, console, stop):
-            console.print("stopped early; the same command with --resume goes on")
-            raise typer.Exit(INTERRUPTED)
-        rows = recording.read(options.prompts)
+        rows = _recorded(models, corpus, options, recording, console, stop)
         result = fit_decision(
             rows,
             options,
@@ -162,21 +158,22 @@ def _facts(
     }
 
 
-def _record(
-    engine: Engine,
-    recorder: Recorder,
+def _recorded(
+    models: Models,
     corpus: Corpus,
     options: DecisionOptions,
     folder: RoundsFolder,
     console: Console,
-    stop: Any,
-) -> bool:
-    """Record with a bar."""
+    stop: Callable[[], bool],
+) -> RecordedRows:
+    """All rows, those recorded first, with a bar, that are not there yet; exits with 130 if it is stopped."""
+    recorder = Recorder(options.kind)
+    engine = recording_engine(models.target, _drafter(models, options), options.tree, recorder)
     prompts = prompts_of(corpus, options)
     columns = (TextColumn("recording"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, refresh_per_second=2) as bar:
         task = bar.add_task("", total=len(prompts), completed=min(folder.num_prompts, len(prompts)))
-        return record(
+        whole = record(
             engine,
             recorder,
             prompts,
@@ -185,6 +182,10 @@ def _record(
             report=lambda done: bar.update(task, completed=done),
             stop=stop,
         )
+    if not whole:
+        console.print("stopped early; the same command with --resume goes on")
+        raise typer.Exit(INTERRUPTED)
+    return folder.read(options.prompts)
 
 
 def _tell_epoch(measure: DecisionMeasure, console: Console) -> None:

@@ -2,7 +2,7 @@
 
 ```
 rounds.json            what they were recorded with, and the parts in order
-part-00000.safetensors features  float32 or float16 [R, inputs]
+part-00000.safetensors features  float32 [R, inputs], or bfloat16 where that loses nothing
                        labels    float32 [R]
                        depths    int16 [R]
                        rounds    int32 [R], counted from 0 in each part
@@ -94,7 +94,7 @@ class RoundsFolder:
         name = f"part-{len(self._manifest['parts']):05d}.safetensors"
         if rounds:
             tensors = {
-                "features": torch.cat([rows.features for rows in rounds]),
+                "features": _compact(torch.cat([rows.features for rows in rounds])),
                 "labels": torch.cat([rows.labels for rows in rounds]),
                 "depths": torch.cat([rows.depths for rows in rounds]),
                 "rounds": torch.tensor(
@@ -156,6 +156,12 @@ class RoundsFolder:
                     f"{self.path} holds rounds that were recorded with {name}={before!r}, and this is "
                     f"{name}={now!r}; give the same, or another folder"
                 )
+
+
+def _compact(features: Tensor) -> Tensor:
+    """In half the room, where the drafter computes in bfloat16."""
+    half = features.to(torch.bfloat16)
+    return half if torch.equal(half.float(), features) else features
 
 
 def _read_manifest(file: Path) -> dict[str, Any]:
