@@ -82,8 +82,13 @@ def test_forks_and_product_trees(name: str, kind: Proposal, shape: str, rule: Ru
     checked(name, kind, policy, FILTERED)
 
 
-def test_some_of_these_drafts_are_stopped_and_some_are_not() -> None:
-    """Else the tests above would see nothing."""
-    policy = DecisionPolicy("2,2", ScriptedNet(lambda row: 0.9 * (row[0] != 1)), threshold=0.5)
-    found = checked("rejection", Proposal.SAMPLED, policy, FREE)
-    assert {2, -1} <= found
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("rejection", "1,1,1"), ("block", "1,1,1"), ("traversal", "1,1,1"), ("rejection", "2,1,1")],
+)
+def test_stops_that_hang_on_the_tokens_drawn(name: str, shape: str) -> None:
+    """A third level is drafted behind some tokens of the first one and not behind others."""
+    options = GenerationOptions(temperature=1.0, max_new_tokens=4)
+    policy = DecisionPolicy(shape, ScriptedNet(lambda row: 0.9 * (row[0] != 1)), threshold=0.5)
+    found = checked(name, Proposal.SAMPLED, policy, options)
+    assert {1, 2, 3, -2} <= found

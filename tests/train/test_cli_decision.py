@@ -151,7 +151,7 @@ def test_an_interrupted_run_goes_on_to_the_same_model(
         (("--costs", "x", "--draft-cost", "1"), "leave one out"),
         (("--draft-cost", "-1"), "-1.0 is not allowed; give a number of 0 or more"),
         (("--prompts", "13"), "has 12 prompts of at most 1024 tokens"),
-        (("--kind", "hard", "--temperature", "1"), "1 is not allowed with kind=hard"),
+        (("--kind", "hard", "--temperature", "1"), "give 0: hard labels are greedy matches"),
     ],
 )
 def test_bad_input_is_one_sentence(place: Path, more: tuple[str, ...], complaint: str) -> None:
@@ -183,7 +183,7 @@ def load(place: Path, method: str) -> foredraft.Engine:
             "decision=no-such",
             "decision=no-such is neither a decision model that ships nor a folder",
         ),
-        ("threshold=0.3", "threshold=0.3 is for a decision model; give decision="),
+        ("threshold=0.3", "threshold=0.3 is for a decision model; give "),
         ("rule=path", "rule=path is for a decision model"),
         ("decision={net}:rule=most", "rule='most' is not known; give one of any, path"),
         ("decision={net}:threshold=7", "threshold=7.0 is not allowed; give a number from 0 to 1"),
