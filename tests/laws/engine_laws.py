@@ -19,7 +19,17 @@ from torch import Tensor
 from foredraft import Engine, GenerationOptions
 from foredraft.backends.table import TableModel
 from foredraft.engine.decoder import decode
-from foredraft.protocols import DraftLimits, Frontier, PolicyKind, RoundOutcome
+from foredraft.protocols import (
+    DraftLimits,
+    Frontier,
+    PolicyKind,
+    RoundOutcome,
+    Verdict,
+    Verifier,
+)
+from foredraft.sampling.law import TargetLaws
+from foredraft.sampling.randomness import Randomness
+from foredraft.tree import DraftTree
 from tests.enumeration import EnumeratingRandomness, Noise, enumerate_outcomes
 
 LAW_ATOL = 1e-9
@@ -67,7 +77,7 @@ class Reference:
             scores[token] *= penalty if scores[token] < 0 else 1 / penalty
         for token in answer:
             scores[token] -= options.frequency_penalty
-        return _nucleus(_softmax(scores / options.temperature), options.top_p)
+        return nucleus(softmax(scores / options.temperature), options.top_p)
 
     def answers(self, answer: Answer = ()) -> Law:
         """Answer -> probability, of all that begin with `answer`, given that beginning."""
@@ -92,12 +102,12 @@ class Reference:
         )
 
 
-def _softmax(scores: np.ndarray) -> np.ndarray:
+def softmax(scores: np.ndarray) -> np.ndarray:
     weights = np.exp(scores - scores.max())
     return weights / weights.sum()
 
 
-def _nucleus(law: np.ndarray, top_p: float) -> np.ndarray:
+def nucleus(law: np.ndarray, top_p: float) -> np.ndarray:
     """The most likely tokens, as many as it takes to reach `top_p`."""
     if top_p == 1:
         return law
@@ -198,11 +208,31 @@ class Reached:
     num_rounds: int = 0
     choices: tuple[int, ...] = ()
     noise: tuple[tuple[int, tuple[float, ...]], ...] = ()
+    left: tuple[float, ...] | None = None
+    """What rejections have left of the law of the next token, where roots are open."""
 
     @property
     def future(self) -> tuple[object, ...]:
         """All that later rounds depend on, if drafter and policy remember nothing but the text."""
-        return (self.answer, self.noise)
+        return (self.answer, self.noise, self.left)
+
+
+class Noting:
+    """A verifier whose last verdict is kept."""
+
+    def __init__(self, verifier: Verifier) -> None:
+        self._verifier = verifier
+        self.last: Verdict | None = None
+
+    def verify(self, tree: DraftTree, laws: TargetLaws, random: Randomness) -> Verdict:
+        self.last = self._verifier.verify(tree, laws, random)
+        return self.last
+
+    @property
+    def left(self) -> tuple[float, ...] | None:
+        """Of the last verdict; rounded, so that what differs by the order of sums is one."""
+        left = None if self.last is None else self.last.left
+        return None if left is None else tuple(left.mul(1e12).round().tolist())
 
 
 def answer_law(
@@ -251,13 +281,15 @@ def _run(
 ) -> Reached:
     """The first rounds of one request."""
     session = engine.session(prompt, options, random)
-    rounds = decode(session, engine.verifier)
+    verifier = Noting(engine.verifier)
+    rounds = decode(session, verifier)  # type: ignore[arg-type]
     for _ in range(num_rounds):
         next(rounds)
     text, finished = tuple(session.token_ids), session.finish_reason is not None
     rounds.close()
     noise = random.noise_from(len(text))
-    return Reached(text[len(prompt) :], finished, num_rounds, tuple(random.choices), noise)
+    answer, choices = text[len(prompt) :], tuple(random.choices)
+    return Reached(answer, finished, num_rounds, choices, noise, verifier.left)
 
 
 def error_between(law: Law, other: Law) -> float:

@@ -25,7 +25,7 @@ PAIRS = [
 
 
 def recalling(kind: Proposal) -> DraftModelDrafter:
-    return DraftModelDrafter(table_model(DRAFT), kind, recall=RecallWeights(0.7, 0.5))
+    return DraftModelDrafter(table_model(DRAFT), kind, recall=RecallWeights(0.7, 0.5, 0.4))
 
 
 @pytest.mark.parametrize("request_name", ["filtered", "penalised"])

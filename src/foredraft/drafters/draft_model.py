@@ -9,7 +9,7 @@ from torch import Tensor
 
 from foredraft.drafters.growth import grow_tree
 from foredraft.drafters.law_candidates import LawCandidates
-from foredraft.drafters.recall import RecallWeights, TargetRecall
+from foredraft.drafters.recall import Recall, RecallWeights
 from foredraft.policies.fixed import FixedPolicy
 from foredraft.protocols import (
     DraftContext,
@@ -37,7 +37,8 @@ class DraftModelDrafter:
         target_ids: int64 [Vd] for a model that reads the target's ids and has a reduced head: the token
             of each column of its logits. None takes the model's own `target_ids`, which a `Student` has;
             the columns of a model without them are its tokens.
-        recall: shares of the target's earlier laws in the law that is drafted from; None leaves them out.
+        recall: shares of the target's earlier laws and of the text in the law that is drafted from; None
+            leaves them out.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class DraftModelDrafter:
         model = self.model
         showing = model.start_showing(capacity) if isinstance(model, ShowingTarget) else None
         state = showing or model.start(capacity)
-        memory = TargetRecall.of(self.recall)
+        memory = Recall.of(self.recall)
         return DraftModelState(self.model, state, self.proposal, self.target_ids, memory)
 
 
@@ -81,7 +82,7 @@ class DraftModelState:
         state: ModelState,
         proposal: Proposal,
         target_ids: Tensor | None = None,
-        memory: TargetRecall | None = None,
+        memory: Recall | None = None,
     ) -> None:
         self._model, self._state = model, state
         self._proposal, self._target_ids, self._memory = proposal, target_ids, memory

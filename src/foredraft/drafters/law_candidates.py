@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from foredraft.drafters.path_scores import PathScores
-from foredraft.drafters.recall import TargetRecall, contexts_of
+from foredraft.drafters.recall import Recall, contexts_of
 from foredraft.protocols import DraftContext
 from foredraft.tree import Proposal, TreeBuilder
 
@@ -32,7 +32,7 @@ class LawCandidates:
         score: the draft pass.
         target_ids: int64 [Vd] the token of each column of a reduced vocabulary; None where column i is
             token i. Tokens that the target lacks are left out.
-        recall: the target's earlier laws, to be mixed into the drafter's.
+        recall: the target's earlier laws and the text, to be mixed into the drafter's law.
         last_hidden: of drafters that show their hidden states.
     """
 
@@ -43,10 +43,12 @@ class LawCandidates:
         proposal: Proposal,
         score: Score,
         target_ids: Tensor | None = None,
-        recall: TargetRecall | None = None,
+        recall: Recall | None = None,
         last_hidden: LastHidden = lambda: None,
     ) -> None:
         self._recall, self._all_ids = recall, target_ids
+        if recall is not None:
+            recall.index(context.token_ids)
         self._context, self._builder = context, builder
         self._proposal, self._score, self._last_hidden = proposal, score, last_hidden
         self._nodes: tuple[int, ...] = ()

@@ -9,7 +9,7 @@ from foredraft.drafters.draft_model import DraftModelDrafter
 from foredraft.drafters.eagle.drafter import EagleDrafter
 from foredraft.drafters.eagle.head import EagleHead
 from foredraft.drafters.ngram import NgramDrafter
-from foredraft.drafters.recall import PAIR, SINGLE, RecallWeights
+from foredraft.drafters.recall import PAIR, SINGLE, TEXT, RecallWeights
 from foredraft.engine.decisions import shaped
 from foredraft.errors import ConfigError, suggestion
 from foredraft.policies.dynamic import BudgetPolicy, DynamicTreePolicy
@@ -165,12 +165,17 @@ def _mcsd_improved(
     tree: str = "4,2,2,1",
     pair: float = PAIR,
     single: float = SINGLE,
+    text: float = TEXT,
     proposal: str | None = None,
     verifier: str = "rejection",
 ) -> Parts:
     """MCSD whose candidates are drawn from the drafter's law mixed with what the target said after the same
-    tokens before, at nodes taken or not; `pair=0:single=0` leaves that out."""
-    drafts = _drafts_of(drafter, _proposal_for(verifier, proposal), RecallWeights(pair, single))
+    tokens before, at nodes taken or not, and with what followed them in the text.
+
+    `pair=0:single=0` leaves the target's laws out, `text=0` the text.
+    """
+    weights = RecallWeights(pair, single, text)
+    drafts = _drafts_of(drafter, _proposal_for(verifier, proposal), weights)
     return Parts(drafts, FixedPolicy(tree), make_verifier(verifier))
 
 

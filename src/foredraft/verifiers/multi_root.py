@@ -68,7 +68,7 @@ class MultiRootVerifier:
         """Up to W different tokens; see `RootVerifier`."""
         count = min(self.num_roots, int(torch.count_nonzero(law)))
         if greedy or self.roots == "topk":
-            return tuple(law.topk(count).indices.tolist())
+            return tuple(_best(law, count).tolist())
         rest = nucleus(law, self.top_p) if self.roots == "nucleus" else law.clone()
         drawn: list[int] = []
         while len(drawn) < count and bool(rest.any()):
@@ -97,6 +97,12 @@ def nucleus(law: Tensor, top_p: float) -> Tensor:
     mass_before = ordered.values.cumsum(-1) - ordered.values
     kept = torch.where(mass_before < top_p * law.sum(), ordered.values, 0.0)
     return torch.zeros_like(law).scatter_(0, ordered.indices, kept)
+
+
+def _best(law: Tensor, count: int) -> Tensor:
+    """The most likely tokens [count], of equal ones the first, as `argmax` has it; `topk` promises no order."""
+    likely = (law >= law.topk(count).values[-1]).nonzero()[:, 0]
+    return likely[law[likely].sort(descending=True, stable=True).indices[:count]]
 
 
 def _verdict(tree: DraftTree, found: Walk) -> Verdict:

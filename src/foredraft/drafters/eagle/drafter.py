@@ -25,7 +25,7 @@ from foredraft.drafters.eagle.other_rows import OtherRows
 from foredraft.drafters.eagle.vocabulary import TextVocabulary
 from foredraft.drafters.growth import grow_tree
 from foredraft.drafters.law_candidates import LawCandidates
-from foredraft.drafters.recall import RecallWeights, TargetRecall
+from foredraft.drafters.recall import Recall, RecallWeights
 from foredraft.errors import CacheError, ConfigError
 from foredraft.policies.dynamic import BudgetPolicy, DynamicTreePolicy
 from foredraft.protocols import DraftContext, DrafterState, Policy, PolicyState, TakeFeatures
@@ -131,7 +131,7 @@ class EagleState:
 
     def __init__(self, drafter: EagleDrafter, capacity: int, take_features: TakeFeatures) -> None:
         self._drafter, self._head = drafter, drafter.head
-        self._memory = TargetRecall.of(drafter.recall)
+        self._memory = Recall.of(drafter.recall)
         self._take_features = take_features
         head = drafter.head
         self._cache = HeadCache(head.config, drafter.window, capacity, head.device, head.dtype)
