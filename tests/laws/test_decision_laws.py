@@ -89,6 +89,7 @@ def test_forks_and_product_trees(name: str, kind: Proposal, shape: str, rule: Ru
 def test_stops_that_hang_on_the_tokens_drawn(name: str, shape: str) -> None:
     """A third level is drafted behind some tokens of the first one and not behind others."""
     options = GenerationOptions(temperature=1.0, max_new_tokens=4)
-    policy = DecisionPolicy(shape, ScriptedNet(lambda row: 0.9 * (row[0] != 1)), threshold=0.5)
+    likely = ScriptedNet(lambda row: 0.9 * (row[0] == 2 or row[1] == len(PROMPT)))
+    policy = DecisionPolicy(shape, likely, threshold=0.5)
     found = checked(name, Proposal.SAMPLED, policy, options)
     assert {1, 2, 3, -2} <= found
