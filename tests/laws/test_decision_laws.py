@@ -11,7 +11,7 @@ from foredraft.policies.decision_rules import KINDS, RULES, Kind, Rule
 from foredraft.protocols import DraftLimits, Frontier
 from foredraft.tree import Proposal
 from foredraft.verifiers import verifier
-from tests.laws.engine_laws import LAW_ATOL, Reference, error_of, random_table, table_model
+from tests.laws.engine_laws import LAW_ATOL, PROMPT, Reference, error_of, random_table, table_model
 from tests.policies.decision_models import ScriptedNet, net, showing
 
 TARGET = random_table(vocab_size=3, order=1, seed=5)
