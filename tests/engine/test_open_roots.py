@@ -82,8 +82,8 @@ def test_one_root_is_greedy_decoding(tree: str, roots: str, changes: dict[str, A
 
 
 def test_one_root_is_greedy_decoding_where_tokens_tie() -> None:
-    """Three tokens are equally likely after any other."""
-    table = torch.tensor([[2, 3, 1, 3, 3]], dtype=torch.float64).expand(5, 5) / 12
+    """Four tokens are equally likely after any other."""
+    table = torch.tensor([[3, 3, 3, 1, 3]], dtype=torch.float64).expand(5, 5) / 13
     target = TableModel(table)
     plain = Engine(target).generate([0], GREEDY).token_ids
     for roots in ("multinomial", "topk", "nucleus"):

@@ -48,7 +48,8 @@ def test_the_law_of_two_rounds_with_a_filter(tree: str, proposal: str) -> None:
     """Four tokens take two rounds of at most three."""
     made = engine(tree, proposal)
     assert made.lossless
-    options = FILTERED if tree != "3,2" or proposal == "sampled" else FILTERED.replace(top_p=0.6)
+    few = proposal == "resampled" and tree in ("2,2", "3,2")  # else there are too many outcomes
+    options = FILTERED.replace(top_p=0.6) if few else FILTERED
     assert error_of(made, Reference(TARGET, options)) < LAW_ATOL
 
 

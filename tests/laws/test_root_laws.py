@@ -74,7 +74,6 @@ def test_one_root_keeps_the_law(tree: str, kind: Proposal, options: GenerationOp
     [
         ("1,3", SAMPLED),
         ("1,3", DETERMINISTIC),
-        ("1,2,1", SAMPLED),
         ("1,1,2", SAMPLED),
         ("1,1,1,1", SAMPLED),
         ("1,3,2", DETERMINISTIC),

@@ -23,7 +23,13 @@ def check_legal(drafter: Drafter, policy: Policy, verifier: Verifier) -> None:
         ConfigError: the triple is illegal; the message names the parts and a legal choice.
     """
     name = type(verifier).__name__
-    for proposal in sorted(drafter.proposals - verifier.proposals, key=lambda p: p.value):
+    unread = sorted(drafter.proposals - verifier.proposals, key=lambda p: p.value)
+    for proposal in unread if isinstance(verifier, RootVerifier) else ():
+        raise ConfigError(
+            f"{type(drafter).__name__} makes {proposal.value} proposals, which {name} does not verify; give "
+            f"one of its proposals: {_names(verifier.proposals)}"
+        )
+    for proposal in unread:
         raise ConfigError(
             f"{type(drafter).__name__} makes {proposal.value} proposals, for which {name} does not keep "
             f"the target's law; use verifier='exact', or one of its proposals: {_names(verifier.proposals)}"

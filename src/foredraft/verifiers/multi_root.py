@@ -100,7 +100,7 @@ def nucleus(law: Tensor, top_p: float) -> Tensor:
 
 
 def _best(law: Tensor, count: int) -> Tensor:
-    """The most likely tokens [count], of equal ones the first, as `argmax` has it; `topk` promises no order."""
+    """The most likely tokens [count], of equal ones the first, as `argmax` has it; `topk` may not."""
     likely = (law >= law.topk(count).values[-1]).nonzero()[:, 0]
     return likely[law[likely].sort(descending=True, stable=True).indices[:count]]
 
