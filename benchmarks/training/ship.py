@@ -1,6 +1,7 @@
 """Copy the drafter of a training run to where it ships with the package.
 
-python benchmarks/training/ship.py RUN KIND      KIND: eagle3, eagle1 or draft-model
+python benchmarks/training/ship.py RUN KIND      KIND: eagle3, eagle1, draft-model,
+                                                    decision-soft or decision-hard
 """
 
 from __future__ import annotations

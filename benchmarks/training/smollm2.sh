@@ -1,5 +1,5 @@
 #!/bin/bash
-# Makes drafters for smollm2 from nothing but the model: a corpus, two EAGLE heads, a draft model.
+# Makes drafters for smollm2 from nothing but the model: a corpus, two EAGLE heads, a draft model, decision models.
 # Each command goes on where it was stopped when it is run again.
 #
 #   bash benchmarks/training/smollm2.sh FOLDER [TOKENS] [MINUTES]
@@ -25,6 +25,10 @@ common=(--model smollm2 --data "$out/corpus" --max-length 1024 --tokens-per-batc
 "$foredraft" train draft-model --layers 2 --target-head "${common[@]}" --lr 2e-3 \
   --out "$out/draft-model" --minutes $((minutes / 3))
 
-for kind in eagle3 eagle1 draft-model; do
+for kind in soft hard; do # they say where drafts of the draft model that ships end
+  "$foredraft" train decision --model smollm2 --data "$out/corpus" --kind "$kind" --resume --out "$out/decision-$kind"
+done
+
+for kind in eagle3 eagle1 draft-model decision-soft decision-hard; do
   ls -l "$out/$kind"/{config.json,model.safetensors,recipe.json}
 done

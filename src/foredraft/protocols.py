@@ -137,6 +137,27 @@ class FeatureTarget(Target, Protocol):
         ...
 
 
+@runtime_checkable
+class ShowingState(ModelState, Protocol):
+    """A `ModelState` that shows the last hidden states of its passes."""
+
+    def last_hidden(self) -> Tensor | None:
+        """What the language-model head read in the last `score`, [N, H]: after the final norm.
+
+        None where the model does not run its head as a module. Made in inference mode.
+        """
+        ...
+
+
+@runtime_checkable
+class ShowingTarget(Target, Protocol):
+    """A model whose last hidden states can be read while it drafts."""
+
+    def start_showing(self, capacity: int) -> ShowingState:
+        """As `start`, with the last hidden states of every pass."""
+        ...
+
+
 TakeFeatures = Callable[[], Tensor]
 """Features [n, F] of the tokens committed since the last call, oldest first; n may be 0."""
 
@@ -165,6 +186,10 @@ class DraftLimits:
     """At most one child a node."""
 
 
+def _nothing() -> None:
+    """What is asked for is not there."""
+
+
 @dataclass(frozen=True, slots=True)
 class Frontier:
     """The nodes whose children are decided next: all at one depth, in tree order."""
@@ -187,6 +212,9 @@ class Frontier:
     and counts (`DraftLaw.coupled_scores`)."""
     column_ids: Tensor | None = None
     """Token id of each column of `log_probs`, int64 [C]; None where column i is token i."""
+    hidden: Callable[[], Tensor | None] = _nothing
+    """The drafter's last hidden state after each node, [F, H]: what its language-model head reads. None from
+    drafters without one. It comes of the same draft pass as `log_probs`, and costs it as that does."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from foredraft.backends import hf_facts, hf_probe
 from foredraft.backends.grouped_attention import use_grouped_attention
-from foredraft.backends.hf_taps import FeatureBuffer, Taps
+from foredraft.backends.hf_taps import FeatureBuffer, HeadInputs, Taps
 from foredraft.backends.kv_cache import KVCache
 from foredraft.backends.own_pass import own_pass
 from foredraft.backends.tree_attention import Topology, TreeMasks
@@ -111,6 +111,7 @@ class HFTarget:
         # One cache to reuse. A deque's pop and append are atomic, so threads may share the target.
         self._spare: deque[KVCache] = deque(maxlen=1)
         self.taps = Taps(model)
+        self.head_inputs = HeadInputs(model)
         self.layout = hf_probe.learn_layout(model, self.device)
         self.masks = self._masks_that_work()
 
@@ -123,6 +124,12 @@ class HFTarget:
     def context_length(self) -> int | None:
         """Most tokens in a sequence; None when there is no limit."""
         return self._context_length
+
+    @property
+    def hidden_size(self) -> int | None:
+        """Numbers of what the language-model head reads; None where its weights do not tell."""
+        weight = getattr(self.model.get_output_embeddings(), "weight", None)
+        return int(weight.shape[1]) if isinstance(weight, Tensor) and weight.dim() == 2 else None
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -151,6 +158,11 @@ class HFTarget:
         """
         self.taps.require(taps)
         return TappedState(self, self._cache(capacity), taps)
+
+    def start_showing(self, capacity: int) -> ShownState:
+        """As `start`, with the last hidden states of every pass; see `ShowingTarget`."""
+        self.head_inputs.require()
+        return ShownState(self, self._cache(capacity))
 
     def _cache(self, capacity: int) -> KVCache:
         try:
@@ -289,4 +301,20 @@ class TappedState(HFState):
         with self._target.taps.collecting() as states:
             logits = super()._run(token_ids, **arguments)
         self._features.add(states, len(token_ids))
+        return logits
+
+
+class ShownState(HFState):
+    """One sequence whose last hidden states are shown; see the `ShowingState` protocol."""
+
+    _hidden: Tensor | None = None
+
+    def last_hidden(self) -> Tensor | None:
+        """What the head read in the last pass, [N, H]; None if it did not run as a module."""
+        return None if self._hidden is None else self._hidden.to(self._target.device)
+
+    def _run(self, token_ids: Sequence[int], **arguments: Any) -> Tensor:
+        with self._target.head_inputs.collecting() as seen:
+            logits = super()._run(token_ids, **arguments)
+        self._hidden = seen[-1][0] if seen else None
         return logits

@@ -169,3 +169,36 @@ class FeatureBuffer:
         taken = torch.cat(self._committed) if self._committed else self._nothing
         self._committed = []
         return taken
+
+
+class HeadInputs:
+    """What enters a model's language-model head, by a hook that is put in when it is first asked for."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._lock = threading.Lock()
+        self._open = threading.local()
+        self._is_hooked = False
+
+    def require(self) -> None:
+        """Put the hook in; a model without a head of its own shows nothing."""
+        with self._lock:
+            head = None if self._is_hooked else self._model.get_output_embeddings()
+            if head is not None:
+                head.register_forward_pre_hook(self._keep)
+                self._is_hooked = True
+
+    @contextmanager
+    def collecting(self) -> Iterator[list[Tensor]]:
+        """The inputs [1, N, h] of the head, in passes that this thread runs inside."""
+        seen: list[Tensor] = []
+        self._open.seen = seen
+        try:
+            yield seen
+        finally:
+            self._open.seen = None
+
+    def _keep(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        seen = getattr(self._open, "seen", None)
+        if seen is not None and args and isinstance(args[0], Tensor):
+            seen.append(args[0])

@@ -18,6 +18,7 @@ from foredraft.zoo.shipped import SHIPPED
 
 if TYPE_CHECKING:
     from foredraft.engine.engine import Engine
+    from foredraft.engine.load import Models
     from foredraft.engine.prompts import Prompt
 
 WARM_UP_TOKENS = 8
@@ -123,6 +124,16 @@ def load_bare(
 
         models = load_models(model, dtype=dtype, device=device, report=report)
     return models.target.model, models.tokenizer  # type: ignore[attr-defined]
+
+
+def load_drafting(
+    model: str, drafter: str | Path, dtype: str | None, device: str | None, console: Console
+) -> Models:
+    """A model and what drafts for it, likewise."""
+    with _starting(console) as report:
+        from foredraft.engine.load import load_models
+
+        return load_models(model, drafter, dtype=dtype, device=device, report=report)
 
 
 @contextmanager

@@ -56,9 +56,9 @@ def train(
     setting = Setting(loaded, tokenizer, corpus, keep_states)
     torch.manual_seed(options.seed)  # weights that begin at random
     objective, facts = make_objective(setting)
-    notes = _notes(model, data, start_from, accelerator)
+    notes = notes_of(model, data, start_from, accelerator)
     recipe = {**facts, "target": setting.identity(), "notes": notes}
-    with _Bar(console) as bar, _asked_to_stop(console) as stop, _disk_errors(console, out):
+    with _Bar(console) as bar, asked_to_stop(console) as stop, disk_errors(console, out):
         result = fit(
             objective,
             corpus,
@@ -79,7 +79,7 @@ def _console(quiet: bool) -> Console:
     return Console(stderr=True, markup=False, quiet=quiet)
 
 
-def _notes(model: str, data: Path, start_from: Path | None, accelerator: Any) -> dict[str, Any]:
+def notes_of(model: str, data: Path, start_from: Path | None, accelerator: Any) -> dict[str, Any]:
     """What is written down of a run and may differ when it is resumed."""
     from foredraft.bench.provenance import provenance
 
@@ -135,7 +135,7 @@ class _Bar:
 
 
 @contextmanager
-def _asked_to_stop(console: Console) -> Iterator[Callable[[], bool]]:
+def asked_to_stop(console: Console) -> Iterator[Callable[[], bool]]:
     """Inside, the first Ctrl-C (or SIGTERM) is an answer to a question, and the second one strikes."""
     asked: list[int] = []
 
@@ -157,7 +157,7 @@ def _asked_to_stop(console: Console) -> Iterator[Callable[[], bool]]:
 
 
 @contextmanager
-def _disk_errors(console: Console, out: Path) -> Iterator[None]:
+def disk_errors(console: Console, out: Path) -> Iterator[None]:
     """A full disk ends the run with a sentence; the last checkpoint is whole."""
     try:
         yield

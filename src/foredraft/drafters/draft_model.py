@@ -11,7 +11,15 @@ from foredraft.drafters.growth import grow_tree
 from foredraft.drafters.law_candidates import LawCandidates
 from foredraft.drafters.recall import Recall, RecallWeights
 from foredraft.policies.fixed import FixedPolicy
-from foredraft.protocols import DraftContext, DraftLimits, ModelState, PolicyState, Target
+from foredraft.protocols import (
+    DraftContext,
+    DraftLimits,
+    ModelState,
+    PolicyState,
+    ShowingState,
+    ShowingTarget,
+    Target,
+)
 from foredraft.tree import NO_PARENT, DraftTree, Proposal, TreeBuilder
 
 CATCH_UP_ROWS = 16
@@ -47,13 +55,20 @@ class DraftModelDrafter:
         self.proposals = frozenset({proposal})
 
     @property
+    def hidden_size(self) -> int | None:
+        """Numbers of a hidden state that the model shows; None where nobody can tell before a draft."""
+        return getattr(self.model, "hidden_size", None)
+
+    @property
     def default_policy(self) -> FixedPolicy:
         """A chain of 4, the usual length without a measurement of the two models' costs."""
         return FixedPolicy.chain(4)
 
     def start(self, capacity: int) -> DraftModelState:
         """A draft cache for one request."""
-        state = self.model.start(capacity)
+        model = self.model
+        showing = model.start_showing(capacity) if isinstance(model, ShowingTarget) else None
+        state = showing or model.start(capacity)
         memory = Recall.of(self.recall)
         return DraftModelState(self.model, state, self.proposal, self.target_ids, memory)
 
@@ -97,6 +112,7 @@ class DraftModelState:
             self._proposal,
             score=lambda nodes: self._score(nodes, builder, context.known_ids),
             target_ids=self._target_ids,
+            last_hidden=self._last_hidden,
             recall=self._memory,
         )
         tree = grow_tree(context, policy, builder, source)
@@ -121,6 +137,10 @@ class DraftModelState:
     def close(self) -> None:
         """Give the cache back."""
         self._state.close()
+
+    def _last_hidden(self) -> Tensor | None:
+        """What the head read in the last draft pass; None where the model does not show it."""
+        return self._state.last_hidden() if isinstance(self._state, ShowingState) else None
 
     def _score(self, nodes: Sequence[int], builder: TreeBuilder, text: Sequence[int]) -> Tensor:
         """Logits [F, V] after nodes of one level, in one draft pass; the roots' pass catches up."""

@@ -40,6 +40,10 @@ class CandidateSource(Protocol):
         """The drafter's log-law after each node, [F, C], or None if it has none."""
         ...
 
+    def hidden(self, nodes: Sequence[int]) -> Tensor | None:
+        """The drafter's last hidden state after each node, [F, H], or None if it has none."""
+        ...
+
     def scores(self, nodes: Sequence[int]) -> list[float] | None:
         """log q of the path to each of these grown nodes, or None if there are no laws."""
         ...
@@ -111,6 +115,7 @@ def _frontier(
         log_probs=lambda: source.log_probs(nodes),
         scores=lambda: source.scores(nodes),
         column_ids=source.column_ids,
+        hidden=lambda: source.hidden(nodes),
     )
 
 

@@ -15,6 +15,8 @@ from foredraft.tree import Proposal, TreeBuilder
 
 Score = Callable[[Sequence[int]], Tensor]
 """Logits [F, V'] after nodes of one level, in one draft pass. Called once a level."""
+LastHidden = Callable[[], Tensor | None]
+"""Hidden states of the last draft pass; those of the nodes that were scored, [F, H], are its last rows."""
 
 
 class LawCandidates:
@@ -31,6 +33,7 @@ class LawCandidates:
         target_ids: int64 [Vd] the token of each column of a reduced vocabulary; None where column i is
             token i. Tokens that the target lacks are left out.
         recall: the target's earlier laws and the text, to be mixed into the drafter's law.
+        last_hidden: of drafters that show their hidden states.
     """
 
     def __init__(
@@ -41,12 +44,13 @@ class LawCandidates:
         score: Score,
         target_ids: Tensor | None = None,
         recall: Recall | None = None,
+        last_hidden: LastHidden = lambda: None,
     ) -> None:
         self._recall, self._all_ids = recall, target_ids
         if recall is not None:
             recall.index(context.token_ids)
         self._context, self._builder = context, builder
-        self._proposal, self._score = proposal, score
+        self._proposal, self._score, self._last_hidden = proposal, score, last_hidden
         self._nodes: tuple[int, ...] = ()
         self._logits: Tensor | None = None
         self._paths = PathScores(builder)
@@ -61,6 +65,15 @@ class LawCandidates:
     def log_probs(self, nodes: Sequence[int]) -> Tensor:
         """log q after each node, before temperature and filters, [F, C]."""
         return self._logits_after(nodes).float().log_softmax(-1)
+
+    def hidden(self, nodes: Sequence[int]) -> Tensor | None:
+        """The last hidden state after each node, [F, H]; None from drafters that show none."""
+        self._logits_after(nodes)
+        states = self._last_hidden()
+        if states is None:
+            return None
+        states = states[-len(self._nodes) :]
+        return states if tuple(nodes) == self._nodes else states[self._rows_of(nodes)]
 
     def scores(self, nodes: Sequence[int]) -> list[float]:
         """The log-probability of the path to each node, see `Frontier.scores`."""
@@ -97,8 +110,12 @@ class LawCandidates:
             self._logits = logits if self._known is None else logits[:, self._known]
         if nodes == self._nodes:
             return self._logits
+        return self._logits[self._rows_of(nodes)]
+
+    def _rows_of(self, nodes: Sequence[int]) -> list[int]:
+        """The rows of these nodes in the level's pass."""
         row_of = {node: row for row, node in enumerate(self._nodes)}
-        return self._logits[[row_of[node] for node in nodes]]
+        return [row_of[node] for node in nodes]
 
     def _allowed(self, logits: Tensor, nodes: Sequence[int]) -> Tensor:
         """The logits with banned tokens at -inf; the same tensor when nothing is banned."""

@@ -118,6 +118,10 @@ class _Copies:
         """Copies have no law."""
         return None
 
+    def hidden(self, nodes: Sequence[int]) -> Tensor | None:
+        """Copies come of no model."""
+        return None
+
     def scores(self, nodes: Sequence[int]) -> list[float] | None:
         """Copies have no law."""
         return None

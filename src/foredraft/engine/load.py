@@ -13,6 +13,7 @@ from foredraft.backends.hf_loading import load_hf
 from foredraft.backends.joined_linears import join_linears
 from foredraft.drafters.eagle.head import EagleHead
 from foredraft.drafters.vocabulary import check_same_vocabulary
+from foredraft.engine.decisions import warn_of_other_target
 from foredraft.engine.drafters import (
     NAMED,
     check_model,
@@ -119,6 +120,7 @@ class Models:
     def engine(self, method: Method, **chosen: str | None) -> Engine:
         """An engine for a method; choices and errors as in `Method.check`."""
         parts = method.build(self._drafter_of(method), **chosen)
+        warn_of_other_target(parts.policy, self.target)
         return Engine(self.target, parts.drafter, parts.policy, parts.verifier, self.tokenizer)
 
     def _drafter_of(self, method: Method) -> Target | EagleHead | None:

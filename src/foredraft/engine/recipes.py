@@ -10,6 +10,7 @@ from foredraft.drafters.eagle.drafter import EagleDrafter
 from foredraft.drafters.eagle.head import EagleHead
 from foredraft.drafters.ngram import NgramDrafter
 from foredraft.drafters.recall import PAIR, SINGLE, TEXT, RecallWeights
+from foredraft.engine.decisions import shaped
 from foredraft.errors import ConfigError, suggestion
 from foredraft.policies.dynamic import BudgetPolicy, DynamicTreePolicy
 from foredraft.policies.fixed import FixedPolicy
@@ -52,25 +53,34 @@ def _speculative(
     *,
     depth: int | None = None,
     tree: str | None = None,
+    decision: str | None = None,
+    threshold: float | None = None,
+    rule: str | None = None,
     proposal: str | None = None,
     verifier: str = "exact",
 ) -> Parts:
-    """A chain (or the given tree) of an independent draft model."""
+    """A chain (or the given tree) of an independent draft model; a decision model may cut it short."""
     drafter = DraftModelDrafter(draft_model, _proposal_for(verifier, proposal))
-    return Parts(drafter, _policy(drafter, depth, tree), make_verifier(verifier))
+    shape = _policy(drafter, depth, tree)
+    policy = shaped(shape, decision, threshold, rule, drafter=drafter)
+    return Parts(drafter, policy, make_verifier(verifier))
 
 
 def _eagle_chain(
     head: EagleHead,
     depth: int,
     *,
+    decision: str | None = None,
+    threshold: float | None = None,
+    rule: str | None = None,
     proposal: str | None = None,
     window: int | None = None,
     verifier: str = "exact",
 ) -> Parts:
-    """A chain of an EAGLE head; `depth` is part of the name."""
+    """A chain of an EAGLE head; `depth` is part of the name. A decision model may cut it short."""
     drafter = _eagle_drafter(head, proposal, window, verifier)
-    return Parts(drafter, FixedPolicy.chain(depth), make_verifier(verifier))
+    policy = shaped(FixedPolicy.chain(depth), decision, threshold, rule, drafter=drafter)
+    return Parts(drafter, policy, make_verifier(verifier))
 
 
 def _eagle(

@@ -30,6 +30,7 @@ class FixedPolicy:
     def __init__(self, k_config: Sequence[int] | str, num_roots: int = 1) -> None:
         is_text = isinstance(k_config, str)
         self.k_config = parse_k_config(k_config) if is_text else check_k_config(k_config)  # type: ignore[arg-type]
+        self.num_roots = num_roots
         self.branches = any(k > 1 for k in self.k_config)
         self.max_nodes = num_roots * sum(accumulate(self.k_config, mul))
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import accumulate
 from operator import mul
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from foredraft.files import write_text
 
@@ -50,7 +50,15 @@ class Measure:
 
     def as_dict(self) -> dict[str, Any]:
         """One line of `metrics.jsonl`: numbers rounded to what they mean."""
-        return {k: _rounded(v) for k, v in asdict(self).items() if v is not None}
+        return line_of(asdict(self))
+
+
+class Line(Protocol):
+    """What a line of `metrics.jsonl` is made of; it names a `kind` and a `step`."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The line."""
+        ...
 
 
 class MetricsFile:
@@ -59,7 +67,7 @@ class MetricsFile:
     def __init__(self, file: Path) -> None:
         self._file = file
 
-    def append(self, measure: Measure) -> None:
+    def append(self, measure: Line) -> None:
         """Add a line."""
         with self._file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(measure.as_dict()) + "\n")
@@ -81,6 +89,11 @@ class MetricsFile:
             if not isinstance(measure, dict) or not isinstance(measure.get("step"), int):
                 return
             yield measure
+
+
+def line_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A line of `metrics.jsonl`: what is known, with numbers rounded to what they mean."""
+    return {k: _rounded(v) for k, v in values.items() if v is not None}
 
 
 def _rounded(value: Any) -> Any:

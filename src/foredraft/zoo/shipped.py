@@ -8,9 +8,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
-ShippedKind = Literal["eagle3", "eagle1", "draft-model"]
-SHIPPED: tuple[ShippedKind, ...] = ("eagle3", "eagle1", "draft-model")
-"""What may ship for a model; heads with the better one first."""
+ShippedKind = Literal["eagle3", "eagle1", "draft-model", "decision-soft", "decision-hard"]
+DRAFTERS: tuple[ShippedKind, ...] = ("eagle3", "eagle1", "draft-model")
+"""Drafters that may ship for a model; heads with the better one first."""
+DECISIONS: tuple[ShippedKind, ...] = ("decision-soft", "decision-hard")
+"""Decision models that may ship for a model's drafter."""
+SHIPPED = DRAFTERS + DECISIONS
+"""What may ship for a model."""
 WEIGHTS = Path(__file__).parent / "weights"
 """One folder for each model, with one for each kind; each holds config.json and model.safetensors."""
 BEST_METHODS: Mapping[str, str] = MappingProxyType({"smollm2": "eagle2:depth=4:nodes=8:top_k=4"})
@@ -27,8 +31,8 @@ def shipped(model_name: str, kind: ShippedKind, *, weights: Path = WEIGHTS) -> P
 
 
 def shipped_drafters(model_name: str, *, weights: Path = WEIGHTS) -> dict[str, Path]:
-    """The folder of every drafter that ships for an embedded model by its name, in the order of `SHIPPED`."""
-    found = {kind: shipped(model_name, kind, weights=weights) for kind in SHIPPED}
+    """The folder of every drafter that ships for an embedded model by name, in the order of `DRAFTERS`."""
+    found = {kind: shipped(model_name, kind, weights=weights) for kind in DRAFTERS}
     return {kind: folder for kind, folder in found.items() if folder is not None}
 
 
@@ -36,3 +40,15 @@ def shipped_head(model_name: str, *, weights: Path = WEIGHTS) -> Path | None:
     """The folder of the best head that ships for an embedded model; None without one."""
     found = shipped_drafters(model_name, weights=weights).items()
     return next((folder for kind, folder in found if kind != "draft-model"), None)
+
+
+def shipped_decisions(*, weights: Path = WEIGHTS) -> dict[str, Path]:
+    """The folder of every decision model that ships, by its name; of the first model that has it."""
+    models = sorted(folder.name for folder in weights.glob("*") if folder.is_dir())
+    found = {
+        kind: folder
+        for model in reversed(models)
+        for kind in DECISIONS
+        if (folder := shipped(model, kind, weights=weights)) is not None
+    }
+    return {kind: found[kind] for kind in DECISIONS if kind in found}

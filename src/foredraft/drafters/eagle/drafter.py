@@ -70,6 +70,11 @@ class EagleDrafter:
         return OtherRows.of(self.head)
 
     @property
+    def hidden_size(self) -> int | None:
+        """Numbers of a hidden state; None of a head that only stands in for one."""
+        return getattr(self.head.config, "hidden_size", None)
+
+    @property
     def taps(self) -> tuple[int, ...]:
         """The hidden states of the target that the head reads."""
         return self.head.config.taps
@@ -133,6 +138,7 @@ class EagleState:
         self._vocabulary = TextVocabulary(head, drafter.others)
         self._waiting: list[Tensor] = []  # features [n, F] of committed tokens without a row
         self._level: _Level | None = None
+        self._output: Tensor | None = None  # [T, h] of the last pass
         self._device = head.device  # of the target, once a feature was seen
 
     @property
@@ -169,6 +175,7 @@ class EagleState:
             score=lambda nodes: self._score(nodes, builder, context),
             target_ids=self._target_ids(),
             recall=self._memory,
+            last_hidden=self._last_hidden,
         )
         return grow_tree(context, policy, builder, source)
 
@@ -180,7 +187,7 @@ class EagleState:
     def commit(self, path: Sequence[int]) -> None:
         """Drop every row of the draft; the next draft makes those of accepted nodes anew."""
         self._cache.roll_back()
-        self._level = None
+        self._level = self._output = None
 
     def close(self) -> None:
         """Give the memory back."""
@@ -199,7 +206,13 @@ class EagleState:
             output = self._open_roots(nodes, context.token_ids, builder)
         else:
             output = self._root(context.token_ids, builder)
+        self._output = output
         return self._vocabulary.logits(output).to(self._device)
+
+    def _last_hidden(self) -> Tensor | None:
+        """What the language-model head read in the last pass, [T, h], on the target's device."""
+        output = self._output
+        return None if output is None else self._head.final(output).to(self._device)
 
     def _open_roots(
         self, nodes: Sequence[int], text: Sequence[int], builder: TreeBuilder

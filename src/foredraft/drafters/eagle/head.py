@@ -241,6 +241,13 @@ class EagleHead(nn.Module):
         """What the next step takes as hidden, [.., h] -> [.., h]."""
         return self.norm(output) if self.config.norm_output else output
 
+    def final(self, output: Tensor) -> Tensor:
+        """What the language-model head reads, [.., h] -> [.., h]."""
+        if self.config.variant == 1:
+            return output
+        hidden: Tensor = self.norm(output)
+        return hidden
+
     def logits(self, output: Tensor, more: LmRows | None = None) -> Tensor:
         """The law of the next token, [.., h] -> [.., Vd], before any softmax.
 
@@ -248,7 +255,7 @@ class EagleHead(nn.Module):
             output: of `step`.
             more: rows of E tokens beside a reduced vocabulary: then the logits are [.., Vd + E].
         """
-        hidden = output if self.config.variant == 1 else self.norm(output)
+        hidden = self.final(output)
         if self.own_lm_head:
             return _beside(self.lm_head(hidden), hidden, more)
         if self.lm_rows is not None:

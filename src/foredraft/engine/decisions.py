@@ -1,0 +1,109 @@
+"""From the name of a decision model to a policy that stops by it."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, cast
+
+from foredraft.backends.identity import target_identity
+from foredraft.errors import ConfigError, suggestion
+from foredraft.policies.decision_model import DecisionPolicy, check_hidden_size
+from foredraft.policies.decision_net import CONFIG, DecisionNet, read_decision
+from foredraft.policies.decision_rules import Rule
+from foredraft.policies.fixed import FixedPolicy
+from foredraft.protocols import Drafter, Policy, Target
+from foredraft.zoo.shipped import shipped_decisions
+
+READ_AGAIN = 8
+"""Decision models kept once they were read: a method is rehearsed before it is built."""
+
+
+def shaped(
+    shape: Policy,
+    decision: str | None,
+    threshold: float | None = None,
+    rule: str | None = None,
+    *,
+    drafter: Drafter,
+) -> Policy:
+    """A k-config, cut short by a decision model if one is named.
+
+    Args:
+        shape: the policy of the whole k-config.
+        decision: one that ships (`decision-soft`), or a folder or `.pt` file; None for the shape as it is.
+        threshold: as in `DecisionPolicy`.
+        rule: likewise.
+        drafter: what drafts.
+
+    Raises:
+        ConfigError: an unknown name, options without a decision model, a shape that is no k-config, or a
+            drafter whose hidden states are of another size.
+        ModelError: the decision model cannot be read.
+    """
+    if decision is None:
+        for name, value in (("threshold", threshold), ("rule", rule)):
+            if value is not None:
+                raise ConfigError(
+                    f"{name}={value} is for a decision model; give decision=... too, or leave it out"
+                )
+        return shape
+    if not isinstance(shape, FixedPolicy):
+        raise ConfigError(
+            f"a decision model stops trees of a k-config, and this shape is {type(shape).__name__}'s; give "
+            "tree=... as a k-config such as 4,2,2"
+        )
+    model = named_decision(decision)
+    size = getattr(drafter, "hidden_size", None)
+    if size is not None:
+        check_hidden_size(model, size)
+    return DecisionPolicy(
+        shape.k_config, model, threshold, cast(Rule | None, rule), shape.num_roots
+    )
+
+
+def named_decision(name: str) -> DecisionNet:
+    """The decision model of a name; the weights are read once, however often they are named.
+
+    Raises:
+        ConfigError: it neither ships nor is there.
+        ModelError: it cannot be read.
+    """
+    ships = shipped_decisions()
+    place = ships.get(name, Path(os.path.expanduser(name)))
+    if name not in ships and not os.path.exists(place):
+        known = f"{suggestion(name, ships)}; or" if ships else "none ships;"
+        raise ConfigError(
+            f"decision={name} is neither a decision model that ships nor a folder; {known} give the path of "
+            "a folder of `foredraft train decision`, or of a .pt file"
+        )
+    return _read(os.path.realpath(place), _stamp(place))
+
+
+def warn_of_other_target(policy: Policy | None, target: Target) -> None:
+    """Say so when a decision model was trained for other weights than the target's: nothing else shows it."""
+    made_for = policy.model.config.target if isinstance(policy, DecisionPolicy) else {}
+    model = getattr(target, "model", None)
+    if not made_for or model is None:
+        return
+    own: dict[str, Any] = target_identity(model)
+    if made_for.get("dtype") == own["dtype"] and made_for.get("weights") != own["weights"]:
+        warnings.warn(
+            "the decision model was trained for other weights than this model's: texts stay right, but "
+            "drafts will end at the wrong places; train one for this model",
+            stacklevel=2,
+        )
+
+
+@lru_cache(READ_AGAIN)
+def _read(place: str, stamp: tuple[int, ...]) -> DecisionNet:
+    return read_decision(place)
+
+
+def _stamp(place: Path) -> tuple[int, ...]:
+    """Changes with the files."""
+    files = [place / CONFIG, *sorted(place.glob("*.safetensors"))] if place.is_dir() else [place]
+    found = [file.stat() for file in files if file.exists()]
+    return tuple(n for stat in found for n in (stat.st_mtime_ns, stat.st_size))
