@@ -1,0 +1,138 @@
+"""What a policy is: it decides the shape of drafts, level by level."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+from foredraft.config import MAX_TREE_NODES
+from foredraft.tree import DraftTree
+
+
+class PolicyKind(enum.Enum):
+    """What a policy does with tokens that were drawn; see design, section 4.3."""
+
+    GROWS = "grows"
+    """Decides whether to draw more. It may look at drawn tokens, and they stay."""
+    SELECTS = "selects"
+    """Drops or reranks drawn tokens. Only exact verification stays lossless."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftLimits:
+    """Room for this round's draft, whatever the policy asks for."""
+
+    max_depth: int
+    """Levels at most: what the answer and the context have room for."""
+    max_nodes: int = MAX_TREE_NODES - 1
+    """Draft tokens at most."""
+    chains_only: bool = False
+    """At most one child a node."""
+
+
+def _nothing() -> None:
+    """What is asked for is not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frontier:
+    """The nodes whose children are decided next: all at one depth, in tree order."""
+
+    depth: int
+    nodes: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    parents: tuple[int, ...]
+    """Tree node that each node is a child of; -1 for the root."""
+    ranks: tuple[int, ...]
+    """Place of each node among its siblings, in draw order; 0 first."""
+    log_probs: Callable[[], Tensor | None]
+    """The drafter's log-law after each node, before temperature and filters, [F, C]; None from drafters
+    without one. Calling it costs the draft pass of this level for all of its nodes; a policy that answers
+    without calling it saves that of the nodes to which it gives no children."""
+    scores: Callable[[], list[float] | None]
+    """log of how likely the drafter thinks each node's path is, [F]; None from drafters without laws. Costs
+    no pass. It is log q, summed over the laws that the tokens were drawn from, before temperature and
+    filters; of coupled proposals above temperature 0, the noise that chooses the target's token is known
+    and counts (`DraftLaw.coupled_scores`)."""
+    column_ids: Tensor | None = None
+    """Token id of each column of `log_probs`, int64 [C]; None where column i is token i."""
+    hidden: Callable[[], Tensor | None] = _nothing
+    """The drafter's last hidden state after each node, [F, H]: what its language-model head reads. None from
+    drafters without one. It comes of the same draft pass as `log_probs`, and costs it as that does."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundOutcome:
+    """What became of a draft, for a policy to learn from."""
+
+    tree: DraftTree
+    num_accepted: int
+    draft_s: float
+    target_s: float
+
+
+class PolicyState(Protocol):
+    """A policy's view of one request."""
+
+    def plan(self, limits: DraftLimits) -> DraftLimits:
+        """Called once before each draft: tighten the limits, or return them as they are."""
+        ...
+
+    def grow(self, frontier: Frontier) -> Sequence[int]:
+        """How many children each frontier node gets, [F], before any is drawn. All 0 ends the draft."""
+        ...
+
+    def observe(self, outcome: RoundOutcome) -> None:
+        """Called once after each round that no stop cut short."""
+        ...
+
+
+@runtime_checkable
+class SelectingState(PolicyState, Protocol):
+    """What the policies of kind SELECTS that choose among drawn tokens give as their state.
+
+    Their drafts grow up to `max_candidates` nodes; the tree is what `select` keeps of them.
+    """
+
+    @property
+    def max_candidates(self) -> int:
+        """Draft tokens at most in the tree that is selected from."""
+        ...
+
+    def select(self, scores: Sequence[float], max_nodes: int) -> Sequence[int]:
+        """The draft tokens to keep: with each its parent, `max_nodes` of them at most.
+
+        Args:
+            scores: [N] log q of the path to every node, in tree order; 0 for the root, whose index 0
+                is not part of the answer.
+            max_nodes: room for draft tokens.
+        """
+        ...
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """Decides the shape of the draft."""
+
+    @property
+    def kind(self) -> PolicyKind:
+        """Whether it only grows drafts or also selects among drawn tokens."""
+        ...
+
+    @property
+    def branches(self) -> bool:
+        """Whether it may ask for more than one child a node."""
+        ...
+
+    @property
+    def max_nodes(self) -> int:
+        """Draft tokens at most in one draft."""
+        ...
+
+    def start(self) -> PolicyState:
+        """State for one request."""
+        ...
