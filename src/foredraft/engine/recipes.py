@@ -129,6 +129,9 @@ def _mcsd(
     *,
     tree: str = "4,2,2,1",
     proposal: str | None = None,
+    decision: str | None = None,
+    threshold: float | None = None,
+    rule: str | None = None,
     verifier: str = "rejection",
 ) -> Parts:
     """Multi-candidate speculative decoding (arXiv 2401.06706): a product tree of sampled candidates.
@@ -136,7 +139,8 @@ def _mcsd(
     `proposal=resampled` draws them with replacement.
     """
     drafts = _drafts_of(drafter, _proposal_for(verifier, proposal))
-    return Parts(drafts, FixedPolicy(tree), make_verifier(verifier))
+    policy = shaped(FixedPolicy(tree), decision, threshold, rule, drafter=drafts)
+    return Parts(drafts, policy, make_verifier(verifier))
 
 
 def _mcsd_improved_lossy(
@@ -146,6 +150,9 @@ def _mcsd_improved_lossy(
     roots: str = "multinomial",
     root_top_p: float = NUCLEUS,
     proposal: str | None = None,
+    decision: str | None = None,
+    threshold: float | None = None,
+    rule: str | None = None,
 ) -> Parts:
     """Target-initialised candidates (arXiv 2409.10644): another law than the target's, beyond one root.
 
@@ -155,7 +162,8 @@ def _mcsd_improved_lossy(
     if not widths:
         raise ConfigError(f"tree={tree!r} has roots and no drafts; write it like 2,4,3,1,1")
     drafts = _drafts_of(drafter, _proposal_for("rejection", proposal))
-    policy = FixedPolicy(widths, num_roots)
+    fixed = FixedPolicy(widths, num_roots)
+    policy = shaped(fixed, decision, threshold, rule, drafter=drafts)
     return Parts(drafts, policy, MultiRootVerifier(num_roots, roots, root_top_p))
 
 
@@ -167,6 +175,9 @@ def _mcsd_improved(
     single: float = SINGLE,
     text: float = TEXT,
     proposal: str | None = None,
+    decision: str | None = None,
+    threshold: float | None = None,
+    rule: str | None = None,
     verifier: str = "rejection",
 ) -> Parts:
     """MCSD whose candidates are drawn from the drafter's law mixed with what the target said after the same
@@ -176,7 +187,8 @@ def _mcsd_improved(
     """
     weights = RecallWeights(pair, single, text)
     drafts = _drafts_of(drafter, _proposal_for(verifier, proposal), weights)
-    return Parts(drafts, FixedPolicy(tree), make_verifier(verifier))
+    policy = shaped(FixedPolicy(tree), decision, threshold, rule, drafter=drafts)
+    return Parts(drafts, policy, make_verifier(verifier))
 
 
 def _drafts_of(

@@ -9,7 +9,7 @@ from foredraft.bench.folder import Run
 from foredraft.bench.modelled import modelled_totals, read_costs
 from foredraft.bench.priced_twice import GPU_COSTS
 from foredraft.bench.quality.figures import named
-from foredraft.bench.reproduce.line_up import CHAINS, Shape, shapes
+from foredraft.bench.reproduce.line_up import ABLATED, CHAINS, TREES, Shape, shapes
 from foredraft.bench.rows import ALL, Rows
 from foredraft.bench.speedups import pair, pooled_speedup
 from foredraft.bench.tables import markdown_table, marked, number, speedup
@@ -17,9 +17,15 @@ from foredraft.costs import CostTable
 
 TABLES = {"modelled": "this machine", "gpu_modelled": "GPU-like"}
 """By which price the best shape is chosen."""
+RIVALS = {"chain": CHAINS, "mcsd": TREES, "ablated": ABLATED}
+"""Families whose best shape every other family's is held against."""
 HEADER = (
     *("family", "best shape", "rows", "tokens/pass", "modelled vs plain", "measured vs plain"),
-    *("modelled vs best chain", "measured vs best chain"),
+    *(
+        f"{kind} vs {rival}"
+        for rival in ("best chain", "best MCSD", "best without the target's laws")
+        for kind in ("modelled", "measured")
+    ),
 )
 
 
@@ -57,7 +63,6 @@ def _by_family(
     costs = run.costs if price == "modelled" else read_costs(GPU_COSTS, run.methods)
     for family, shape in best.items():
         row = pool[shape.method]
-        chain = best.get(CHAINS)
         yield {
             "price": price,
             "budget": budget,
@@ -68,7 +73,7 @@ def _by_family(
             "tokens_per_pass": row["tokens_per_pass"],
             **_copied(row, f"{price}_speedup_vs_plain", "modelled_vs_plain"),
             **_copied(row, "speedup_vs_plain", "measured_vs_plain"),
-            **_ratios(run, shape.method, chain.method if chain else None, costs),
+            **_against_rivals(run, shape.method, best, costs),
         }
 
 
@@ -76,16 +81,20 @@ def _copied(row: Mapping[str, Any], name: str, as_name: str) -> dict[str, Any]:
     return {f"{as_name}{end}": row[f"{name}{end}"] for end in ("", "_low", "_high")}
 
 
-def _ratios(
-    run: Run, method: str, chain: str | None, costs: CostTable | None
+def _against_rivals(
+    run: Run, method: str, best: Mapping[str, Shape], costs: CostTable | None
 ) -> dict[str, float | None]:
-    """How many times as fast as the best chain, by the table and by the clock, on the same prompts."""
-    by_table = by_clock = None
-    if chain is not None:
-        by_clock = pooled_speedup(pair(run.records, method, chain))
-        if costs is not None:
-            by_table = pooled_speedup(pair(run.records, method, chain, modelled_totals(costs)))
-    return named("modelled_vs_chain", by_table) | named("measured_vs_chain", by_clock)
+    """How many times as fast as each rival's best, by the table and by the clock, on the same prompts."""
+    ratios: dict[str, float | None] = {}
+    for rival, family in RIVALS.items():
+        by_table = by_clock = None
+        if family in best:
+            other = best[family].method
+            by_clock = pooled_speedup(pair(run.records, method, other))
+            if costs is not None:
+                by_table = pooled_speedup(pair(run.records, method, other, modelled_totals(costs)))
+        ratios |= named(f"modelled_vs_{rival}", by_table) | named(f"measured_vs_{rival}", by_clock)
+    return ratios
 
 
 def budget_tables(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -105,5 +114,9 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
         str(row["rows"]),
         number(row["tokens_per_pass"], 2),
         *(speedup(row, f"{kind}_vs_plain") for kind in ("modelled", "measured")),
-        *(speedup(row, f"{kind}_vs_chain") for kind in ("modelled", "measured")),
+        *(
+            speedup(row, f"{kind}_vs_{rival}")
+            for rival in RIVALS
+            for kind in ("modelled", "measured")
+        ),
     ]

@@ -68,18 +68,18 @@ def lossless(tree: str) -> str:
     return f"{LOSSLESS}:tree={tree}"
 
 
+def without_target(tree: str) -> str:
+    """The same method with the text's share alone: what is missing is the target's information."""
+    return f"{lossless(tree)}:pair=0:single=0"
+
+
 # --- equal budgets -----------------------------------------------------------------------------------
 
-CHAINS, TREES, ROOTED, KEPT = "SD chains", "MCSD trees", "improved, lossy", "improved, lossless"
-_TREES = (
-    *("2", "4", "2,1", "4,1", "4,2", "2,1,1", "2,2,1", "3,2,1", "4,1,1", "2,1,1,1", "3,1,1,1"),
-    "2,2,1,1",
-)
-_ROOTED = (
-    *("2,1", "2,2", "4,1", "2,1,1", "3,1,1", "2,2,1", "2,3,1", "2,1,1,1", "3,1,1,1", "4,1,1,1"),
-    *("2,2,1,1", "2,1,1,1,1"),
-)
-_KEPT = ("2,1", "2,1,1", "2,2,1", "4,1,1", "3,1,1,1", "2,2,1,1")
+CHAINS, TREES, ROOTED = "SD chains", "MCSD trees", "improved, lossy"
+KEPT, ABLATED = "improved, lossless", "the same, without the target's laws"
+_TREES = ("2,1", "4,1", "2,2", "2,1,1", "2,2,1", "3,2,1", "4,1,1", "2,1,1,1", "3,1,1,1", "2,2,1,1")
+_ROOTED = ("2,1", "2,2", "2,1,1", "3,1,1", "2,2,1", "2,1,1,1", "3,1,1,1", "2,2,1,1", "2,1,1,1,1")
+_KEPT = ("2,1", "2,1,1", "2,1,1,1", "2,2,1", "3,2,1", "4,1,1", "3,1,1,1", "2,2,1,1")
 DEEPEST_CHAIN = 8
 
 
@@ -106,7 +106,8 @@ def shapes(budget: int) -> tuple[Shape, ...]:
     trees = [Shape(TREES, mcsd(t), 1 + _nodes(t)) for t in _TREES]
     rooted = [Shape(ROOTED, lossy(t), _nodes(t)) for t in _ROOTED]
     kept = [Shape(KEPT, lossless(t), 1 + _nodes(t)) for t in _KEPT]
-    every = (*chains, *trees, *rooted, *kept)
+    ablated = [Shape(ABLATED, without_target(t), 1 + _nodes(t)) for t in _KEPT]
+    every = (*chains, *trees, *rooted, *kept, *ablated)
     return tuple(shape for shape in every if shape.rows <= budget + 1)
 
 
