@@ -158,7 +158,6 @@ def test_the_report_shows_both_prices_and_what_was_published(done: Path) -> None
         "GPU-like",
         "82 rows",
         "lossless: no",
-        "reproduce",
     ):
         assert words in text
     lines = [line for line in text.splitlines() if line.startswith(f"| {line_up.STATIC} | no |")]
