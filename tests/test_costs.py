@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Callable
@@ -157,6 +158,13 @@ def test_a_draft_is_the_sum_of_its_passes(
     expected = host_s + sum(costs(rows, 7) for rows in draft_rows)
     assert DraftCosts(host_s, costs)(draft_rows, 7) == pytest.approx(expected, rel=RELATIVE)
     assert DraftCosts(host_s)(draft_rows, 7) == host_s
+
+
+@pytest.mark.parametrize(("passes", "pass_s"), [(0, 0.0), (1, 1.0), (2, 2.0), (3, 3.0)])
+def test_a_round_costs_the_passes_that_it_made(passes: int, pass_s: float) -> None:
+    flat = CostTable.flat(pass_s=1.0, level_s=0.1)
+    priced = dataclasses.replace(record(500, 1, ()), target_passes=passes)
+    assert flat.passes_s(priced) == pass_s
 
 
 def test_on_a_flat_table_width_and_context_cost_nothing() -> None:

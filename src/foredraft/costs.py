@@ -136,13 +136,20 @@ class CostTable:
         Returns:
             None where the round had draft passes and this table holds no price of them.
         """
-        target_s = self.target(sum(record.widths), record.context)
+        target_s = self._target_s(record)
         if not record.draft_rows:
             return target_s
         draft = self.draft_costs(method)
         if draft is None or draft.passes is None:
             return None
         return target_s + sum(draft.passes(rows, record.context) for rows in record.draft_rows)
+
+    def _target_s(self, record: RoundRecord) -> float:
+        """Seconds of the target's passes: one over the tree, if any, and others of one row."""
+        if not record.target_passes:
+            return 0.0
+        others = (record.target_passes - 1) * self.target(1, record.context)
+        return self.target(sum(record.widths), record.context) + others
 
     def round_s(self, record: RoundRecord, method: str | None = None) -> float | None:
         """Seconds of a round of decoding: its passes, and the host's work beside them.

@@ -101,13 +101,15 @@ class Method:
         return options
 
     def _check_given(self, given: Kind | None) -> None:
-        if given == self.needs or given in self.takes:
+        if given == self.needs or (self.drafter is not None and given in self.takes):
             return
         if self.needs is None and given is not None:
             raise ConfigError(f"method {self.name!r} takes no {given}; leave drafter out")
         if self.needs is not None:
             needed, way = KINDS[self.needs]
             but = "" if given is None else f", and the drafter given is {KINDS[given][0]}"
+            if given in self.takes:
+                way = f"{way}, or name yours in the method, as in {self.name}:{KINDS[given][1]}"
             raise ConfigError(f"method {self.name!r} needs {needed}{but}; pass {way}")
 
     def _rehearse(self, given: Kind | None, options: Mapping[str, Any]) -> None:

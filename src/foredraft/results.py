@@ -58,6 +58,9 @@ class RoundRecord:
     target_s: float
     verify_s: float
     total_s: float
+    target_passes: int = 1
+    """Passes of the target. Where roots are open, the first round has one more, which reads the law that its
+    roots come from, and a root that ends the answer has none."""
 
     @property
     def num_drafted(self) -> int:
@@ -215,7 +218,12 @@ class Statistics:
     @property
     def tokens_per_pass(self) -> float | None:
         """Emitted tokens / target passes."""
-        return _ratio(self.completion_tokens, len(self.rounds))
+        return _ratio(self.completion_tokens, self.target_passes)
+
+    @property
+    def target_passes(self) -> int:
+        """Passes of the target; prefill apart."""
+        return sum(r.target_passes for r in self.rounds)
 
     def ms_per_round(self) -> dict[str, float | None]:
         """Where a round's time goes: draft, target, verify and the rest, in milliseconds.

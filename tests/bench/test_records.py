@@ -23,7 +23,7 @@ SECONDS = st.integers(0, 10**8).map(lambda n: n / 10**7)
 
 @st.composite
 def rounds(draw: st.DrawFn) -> RoundRecord:
-    widths = (1, *draw(st.lists(st.integers(1, 9), max_size=4)))
+    widths = (draw(st.integers(1, 3)), *draw(st.lists(st.integers(1, 9), max_size=4)))
     accepted = draw(st.integers(0, len(widths) - 1))
     return RoundRecord(
         context=draw(st.integers(0, 4000)),
@@ -36,6 +36,7 @@ def rounds(draw: st.DrawFn) -> RoundRecord:
         target_s=draw(SECONDS),
         verify_s=draw(SECONDS),
         total_s=draw(SECONDS),
+        target_passes=draw(st.integers(0, 2)),
     )
 
 

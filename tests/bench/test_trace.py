@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
-from foredraft import Engine, GenerationOptions
+from foredraft import ConfigError, Engine, GenerationOptions
 from foredraft.backends.table import TableModel
 from foredraft.bench.trace.document import TraceDocument, TraceRound, make_trace
 from foredraft.bench.trace.page import render
@@ -26,6 +26,7 @@ from foredraft.cli.trace import trace
 from foredraft.drafters.draft_model import DraftModelDrafter
 from foredraft.drafters.ngram import NgramDrafter
 from foredraft.engine.load import load
+from foredraft.methods import parse_method
 from foredraft.policies.fixed import FixedPolicy
 from foredraft.protocols import Drafter
 from foredraft.results import Statistics
@@ -498,3 +499,10 @@ def test_refusals_come_before_the_model_is_loaded(
     assert line.startswith("error: ")
     assert said in line
     assert list(tmp_path.iterdir()) == []
+
+
+def test_drafts_from_open_roots_are_refused_by_name() -> None:
+    parts = parse_method("mcsd-improved-lossy:tree=2,1").build(TableModel.random(8, seed=1))
+    engine = Engine(TableModel.random(8), parts.drafter, parts.policy, parts.verifier)
+    with pytest.raises(ConfigError, match="mcsd-improved-lossy drafts from open roots"):
+        make_trace(engine, [1, 2], GenerationOptions(), method="mcsd-improved-lossy")

@@ -266,7 +266,10 @@ def test_rounds_record_their_passes(tree: str, options: GenerationOptions, lengt
     target, prompt = counting(8, 2, seed=1), PROMPT[:length]
     draft = near(target, seed=2)
     made = engine(f"tree={tree}", target, draft)
-    rounds = made.generate(prompt, options).stats.rounds
+    stats = made.generate(prompt, options).stats
+    rounds = stats.rounds
+    assert stats.target_passes == len(target.passes)
+    assert stats.tokens_per_pass == stats.completion_tokens / len(target.passes)
     before = [len(prompt), *accumulate((r.num_emitted for r in rounds), initial=len(prompt))][1:]
     assert [r.context for r in rounds] == before[:-1]
     scored = [(r.context, sum(r.widths)) for r in rounds]
@@ -287,7 +290,7 @@ def test_one_token_needs_no_round_of_passes(tree: str, options: GenerationOption
     assert (len(result.token_ids), result.finish_reason) == (1, "length")
     assert target.passes == [(len(PROMPT) - 1, 1)]
     assert draft.passes == []
-    assert [r.widths for r in result.stats.rounds] == [(1,)]
+    assert [(r.widths, r.target_passes) for r in result.stats.rounds] == [((1,), 1)]
 
 
 @any_request

@@ -36,8 +36,9 @@ class Watched:
 def watched(seed: int) -> tuple[HFTarget, list[tuple[int, int]]]:
     """A tiny model, and the (cached tokens, rows) of its passes as they come."""
     target, seen = HFTarget(tiny_llama(seed=seed)), []
-    start = target.start
-    target.start = lambda capacity: Watched(start(capacity), seen)  # type: ignore[assignment, method-assign, return-value]
+    for name in ("start", "start_showing"):
+        start = getattr(target, name)
+        setattr(target, name, lambda capacity, start=start: Watched(start(capacity), seen))
     return target, seen
 
 

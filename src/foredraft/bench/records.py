@@ -158,14 +158,18 @@ def _statistics(entry: dict[str, Any]) -> Statistics:
 
 
 def _round_as_list(r: RoundRecord) -> list[Any]:
-    """[context, widths, draft rows, accepted, emitted, cut, draft, target, verify and total seconds]."""
+    """[context, widths, draft rows, accepted, emitted, cut, draft, target, verify and total seconds].
+
+    Passes of the target follow where they are not 1.
+    """
     times = (round(s, TIME_DIGITS) for s in (r.draft_s, r.target_s, r.verify_s, r.total_s))
     counts = (r.num_accepted, r.num_emitted, int(r.cut))
-    return [r.context, list(r.widths), list(r.draft_rows), *counts, *times]
+    passes = () if r.target_passes == 1 else (r.target_passes,)
+    return [r.context, list(r.widths), list(r.draft_rows), *counts, *times, *passes]
 
 
 def _round(values: list[Any]) -> RoundRecord:
-    context, widths, draft_rows, accepted, emitted, cut, *times = values
+    context, widths, draft_rows, accepted, emitted, cut, *rest = values
     return RoundRecord(
-        context, tuple(widths), tuple(draft_rows), accepted, emitted, bool(cut), *times
+        context, tuple(widths), tuple(draft_rows), accepted, emitted, bool(cut), *rest
     )

@@ -76,7 +76,7 @@ def _speeds(plain: Statistics, drafted: Statistics, title: str) -> Table:
     for name in ("tokens", "passes", "tokens/s"):
         table.add_column(name, justify="right")
     for name, stats in (("plain decoding", plain), (title, drafted)):
-        table.add_row(name, str(stats.completion_tokens), str(len(stats.rounds)), _speed(stats))
+        table.add_row(name, str(stats.completion_tokens), str(stats.target_passes), _speed(stats))
     return table
 
 
@@ -92,7 +92,9 @@ def _coloured(engine: Engine, result: Result) -> Text:
 
 
 def _summary(stats: Statistics) -> str:
-    return f"{stats.completion_tokens} tokens, {len(stats.rounds)} passes, {_speed(stats)} tokens/s"
+    return (
+        f"{stats.completion_tokens} tokens, {stats.target_passes} passes, {_speed(stats)} tokens/s"
+    )
 
 
 def _speed(stats: Statistics) -> str:

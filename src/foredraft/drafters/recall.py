@@ -25,6 +25,8 @@ PAIR, SINGLE, TEXT = 0.7, 0.5, 0.4
 """Shares when nothing else is asked for."""
 TOP = 8
 """Tokens kept of a law: the rest of it is left to the drafter."""
+MOST_LAWS = 16384
+"""Laws kept in a request, about 10 MB of them: thousands of rounds."""
 
 Context = tuple[int, ...]
 """The last one or two tokens before a law."""
@@ -61,7 +63,7 @@ class Recall:
     def __init__(self, weights: RecallWeights) -> None:
         self._weights = weights
         self._laws: dict[Context, tuple[Tensor, Tensor]] = {}
-        self._unread: list[tuple[list[Context], Tensor]] = []
+        self._unread: list[tuple[DraftTree, Tensor, tuple[int, ...]]] = []
         self._followers: dict[Context, int] = {}
         self._num_indexed = 0
         self._columns = _Columns()
@@ -76,7 +78,7 @@ class Recall:
     def note(self, tree: DraftTree, logits: Tensor, text: Sequence[int]) -> None:
         """Keep the target's logits [N, V] over a tree that follows `text`, to be read at the next draft."""
         if self._weights.pair or self._weights.single:
-            self._unread.append((contexts_of(tree, range(len(tree)), text), logits))
+            self._unread.append((tree, logits, tuple(text[-2:])))
 
     def index(self, text: Sequence[int]) -> None:
         """Note what follows each two tokens of a text that has only grown since the last call."""
@@ -107,6 +109,7 @@ class Recall:
         for row, law, column in zip(mixed, laws, columns, strict=True):
             if law is not None:
                 share, places, probs = law
+                places, probs = places.to(row.device), probs.to(row.device)
                 row.mul_(1 - share).index_add_(0, places, share * probs)
             if column is not None:
                 row.mul_(1 - self._weights.text)[column] += self._weights.text
@@ -114,15 +117,24 @@ class Recall:
 
     def _read_noted(self, num_columns: int, ids: Tensor | None) -> None:
         """Remember the best of each noted law, over the columns that the drafter has."""
-        for contexts, logits in self._unread:
+        for tree, logits, tail in self._unread:
             if ids is not None:  # one that the target lacks is never drafted: any row will do
-                logits = logits[:, ids.clamp(max=logits.shape[-1] - 1)]
+                logits = logits[:, ids.to(logits.device).clamp(max=logits.shape[-1] - 1)]
             logits = logits[:, :num_columns]
             best = logits.topk(min(TOP, logits.shape[-1]), -1)
             probs = (best.values.float() - logits.float().logsumexp(-1, keepdim=True)).exp()
+            contexts = contexts_of(tree, range(len(tree)), tail)
             for context, places, law in zip(contexts, best.indices, probs, strict=True):
-                self._laws[context] = self._laws[context[-1:]] = places, law
+                self._remember(context, (places, law))
+                self._remember(context[-1:], (places, law))
         self._unread.clear()
+
+    def _remember(self, context: Context, law: tuple[Tensor, Tensor]) -> None:
+        """Keep a law as the latest; the one that nothing was said about for longest goes, past the limit."""
+        self._laws.pop(context, None)
+        self._laws[context] = law
+        if len(self._laws) > MOST_LAWS:
+            del self._laws[next(iter(self._laws))]
 
     def _law_after(self, context: Context) -> tuple[float, Tensor, Tensor] | None:
         """The share, columns and probabilities of the law that is remembered for these tokens."""

@@ -70,28 +70,38 @@ class Session:
         self._drafting, self._law, self._stop = drafting, law, stop
         self._pending = pending
         self._laws: TargetLaws | None = None  # of the tree in progress
+        self._passes = 0  # of the target since the last round was recorded
+        self._passes_before_s = 0.0  # their seconds, as far as no lap of the clock holds them
         self._max_length = len(prompt_ids) + room
         self._closed = self._cancelled = False
 
     def prefill(self) -> None:
         """Cover the prompt without its last token, in the target and in the drafter.
 
-        Where roots are open it is covered whole, and the law after it is read.
+        Where roots are open it is covered whole, and the law after it is read. Plain decoding makes that
+        pass in its first round, so it counts as the first round's here too.
         """
         with self.clock.stage("prefill"):
             self.target.prefill(self.token_ids[:-1])
-            if self._pending is not None:
+        if self._pending is not None:
+            with self.clock.stage("target"):
                 self._read_pending(self._pending)
-            if self._drafting is not None:
-                whole = self._pending is not None
+        if self._drafting is not None:
+            whole = self._pending is not None
+            with self.clock.stage("prefill"):
                 self._drafting.drafter.prefill(self.token_ids if whole else self.token_ids[:-1])
-        self.prefill_s = self.clock.lap()["prefill"]
+        seconds = self.clock.lap()
+        self.prefill_s, self._passes_before_s = seconds["prefill"], seconds.get("target", 0.0)
 
     def _read_pending(self, pending: PendingLaw) -> None:
         root = DraftTree.root_only(self.token_ids[-1])
-        logits = self.target.score(root.token_ids, root.parents)
+        logits = self._pass(root)
         pending.read(self._law.laws(root, logits, self.token_ids, self.random), 0)
         self.target.commit([0])
+
+    def _pass(self, tree: DraftTree) -> Tensor:
+        self._passes += 1
+        return self.target.score(tree.token_ids, tree.parents)
 
     def draft(self) -> DraftTree:
         """This round's tree; the roots alone when there is no drafter or no room for a draft."""
@@ -113,7 +123,7 @@ class Session:
         """The target's logits [N, V] after each node; [0, V] for a root that is the answer's last token."""
         if self._is_all(tree):
             return torch.empty(0, self._law.vocab_size)
-        logits = self.target.score(tree.token_ids, tree.parents)
+        logits = self._pass(tree)
         if self._drafting is not None and self._drafting.reader is not None:
             self._drafting.reader.read(tree, logits, self.token_ids)
         return logits
@@ -187,7 +197,7 @@ class Session:
                 tree, verdict.num_accepted, spent.get("draft", 0.0), spent["target"]
             )
             self._drafting.policy.observe(outcome)
-        seconds = self.clock.lap()
+        seconds, before_s = self.clock.lap(), self._passes_before_s
         self.rounds.append(
             RoundRecord(
                 context=len(self.token_ids) - taken.num_kept - (not tree.open_roots),
@@ -197,8 +207,10 @@ class Session:
                 num_emitted=taken.num_kept,
                 cut=cut,
                 draft_s=seconds.get("draft", 0.0),
-                target_s=seconds["target"],
+                target_s=seconds["target"] + before_s,
                 verify_s=seconds["verify"],
-                total_s=seconds["total"],
+                total_s=seconds["total"] + before_s,
+                target_passes=self._passes,
             )
         )
+        self._passes, self._passes_before_s = 0, 0.0

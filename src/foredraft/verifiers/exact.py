@@ -6,7 +6,7 @@ from foredraft.protocols import PolicyKind, Verdict
 from foredraft.sampling.law import TargetLaws
 from foredraft.sampling.randomness import Randomness
 from foredraft.tree import DraftTree, Proposal
-from foredraft.verifiers.trees import verdict
+from foredraft.verifiers.trees import chosen_walk, verdict
 
 
 class ExactVerifier:
@@ -26,15 +26,4 @@ class ExactVerifier:
 
     def verify(self, tree: DraftTree, laws: TargetLaws, random: Randomness) -> Verdict:
         """The path of the target's choices as far as the tree holds it, and the next choice."""
-        node = 0
-        while True:
-            token = laws.choose(node)
-            child = _child_with(tree, node, token)
-            if child is None:
-                return verdict(tree, node, token)
-            node = child
-
-
-def _child_with(tree: DraftTree, node: int, token: int) -> int | None:
-    """The first child of `node` that carries `token`."""
-    return next((child for child in tree.children[node] if tree.token_ids[child] == token), None)
+        return verdict(tree, *chosen_walk(tree, 0, laws))

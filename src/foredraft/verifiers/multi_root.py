@@ -88,7 +88,7 @@ class MultiRootVerifier:
             return _verdict(tree, Walk(0, None))
         walks = [walk(tree, root, laws, random) for root in range(tree.num_roots)]
         best = max(walks, key=lambda found: tree.depths[found.node])  # of equal ones the first
-        return _verdict(tree, best if not laws.greedy else Walk(best.node, None))
+        return _verdict(tree, best)
 
 
 def nucleus(law: Tensor, top_p: float) -> Tensor:

@@ -11,7 +11,7 @@ from foredraft.sampling.law import TargetLaws
 from foredraft.sampling.randomness import Randomness
 from foredraft.tree import DraftTree, Proposal
 from foredraft.verifiers.laws import recursive_rejection
-from foredraft.verifiers.trees import child_draws, require_proposals, verdict
+from foredraft.verifiers.trees import child_draws, chosen_walk, require_proposals, verdict
 
 
 class RejectionVerifier:
@@ -36,6 +36,8 @@ class RejectionVerifier:
     def verify(self, tree: DraftTree, laws: TargetLaws, random: Randomness) -> Verdict:
         """The path of accepted children, and a token from the law left at its end."""
         require_proposals(tree, self.proposals, "rejection")
+        if laws.greedy:  # every law is a point mass
+            return verdict(tree, *chosen_walk(tree, 0, laws))
         found = walk(tree, 0, laws, random)
         left = laws.probs(found.node) if found.left is None else found.left
         return verdict(tree, found.node, random.categorical(left))
@@ -48,7 +50,7 @@ class Walk:
     Attributes:
         node: the last accepted one.
         left: what the rejections of its children left of the law after it, float64 [V]; None where it
-            has no children.
+            has no children, and at temperature 0, where all laws are point masses.
     """
 
     node: int
@@ -57,6 +59,8 @@ class Walk:
 
 def walk(tree: DraftTree, node: int, laws: TargetLaws, random: Randomness) -> Walk:
     """Descend from `node` into accepted children until there is none."""
+    if laws.greedy:
+        return Walk(chosen_walk(tree, node, laws)[0], None)
     while tree.children[node]:
         child, left = _try_children(tree, node, laws.probs(node), random)
         if child is None:

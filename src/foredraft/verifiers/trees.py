@@ -8,6 +8,7 @@ from torch import Tensor
 
 from foredraft.errors import ConfigError
 from foredraft.protocols import Verdict
+from foredraft.sampling.law import TargetLaws
 from foredraft.tree import DraftTree, Proposal
 from foredraft.verifiers.laws import Draw, draws
 
@@ -56,6 +57,16 @@ def child_draws(tree: DraftTree, node: int, p: Tensor) -> Iterator[Draw]:
         )
     law = None if law is None else law.to(p.device)
     return draws(p, law, [tree.token_ids[child] for child in children], proposals)
+
+
+def chosen_walk(tree: DraftTree, node: int, laws: TargetLaws) -> tuple[int, int]:
+    """Follow the target's own choices from `node`: the last node that holds one, and the choice after it."""
+    while True:
+        token = laws.choose(node)
+        child = next((c for c in tree.children[node] if tree.token_ids[c] == token), None)
+        if child is None:
+            return node, token
+        node = child
 
 
 def verdict(tree: DraftTree, node: int, token: int) -> Verdict:
