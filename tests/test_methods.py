@@ -308,6 +308,6 @@ def test_the_names_that_help_lists_are_the_recipes() -> None:
 
 def test_a_method_of_either_kind_takes_a_head_that_it_names_itself() -> None:
     """Given to all methods, a head is refused with the way to name it: it must never be left aside."""
-    assert parse_method("mcsd:drafter=eagle3").check("head")
+    assert parse_method("mcsd:drafter=eagle3").check("head") == {}
     with pytest.raises(ConfigError, match=r"name yours in the method, as in mcsd:drafter=FOLDER"):
         parse_method("mcsd").check("head")
