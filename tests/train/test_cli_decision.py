@@ -110,7 +110,7 @@ def test_rounds_are_used_again_and_costs_may_come_of_a_table(place: Path) -> Non
     )
     done = train(place, "second", *more)
     assert done.exit_code == 0, done.output
-    assert "tokens in the time of a pass on held-out rounds" in done.output
+    assert "tokens in the time of a pass on 1 held-out prompts" in done.output
     assert {file: file.stat().st_mtime_ns for file in rounds.iterdir()} == before
     assert not (place / "second" / "rounds").exists()
 

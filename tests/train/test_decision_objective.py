@@ -32,7 +32,7 @@ def chains(accept: Any, drafted: Any = None, features: Any = None) -> Chains:
     accept = torch.tensor(accept, dtype=torch.float64)
     drafted = torch.ones_like(accept) if drafted is None else torch.tensor(drafted)
     features = torch.zeros(*accept.shape, 4) if features is None else features
-    return Chains(features, accept, drafted.bool())
+    return Chains(features, accept, drafted.bool(), torch.zeros(len(accept), dtype=torch.int64))
 
 
 def by_enumeration(
@@ -143,6 +143,7 @@ def test_chains_are_the_first_children_of_each_round() -> None:
     assert found.features[:, :, 0].tolist() == [[0, 2, 0], [3, 0, 0]]
     assert found.drafted.tolist() == [[True, True, False], [True, False, False]]
     torch.testing.assert_close(found.accept, torch.tensor([[0.1, 0.3, 0.0], [0.4, 0.0, 0.0]]))
+    assert chains_of(rows, rows.prompts >= 0, 3).prompts.tolist() == [0, 0, 1]
     assert len(chains_of(rows, rows.prompts == 7, 3)) == 0
 
 

@@ -27,6 +27,7 @@ from foredraft.protocols import Drafter
 from foredraft.train.corpus import Corpus
 from foredraft.train.decision import fit_decision
 from foredraft.train.decision_examples import DecisionMeasure, DecisionResult
+from foredraft.train.decision_gain import Gain
 from foredraft.train.decision_objective import RoundCosts
 from foredraft.train.decision_options import DecisionOptions
 from foredraft.train.decision_recording import PROPOSALS, Recorder, recording_engine
@@ -191,22 +192,32 @@ def _recorded(
 def _tell_epoch(measure: DecisionMeasure, console: Console) -> None:
     auc = "none" if measure.auc is None else f"{measure.auc:.3f}"
     line = (
-        f"epoch {measure.epoch}, held out: loss {measure.loss:.4f}, ECE {measure.ece:.3f}, Brier "
-        f"{measure.brier:.3f}, AUC {auc}"
+        f"epoch {measure.epoch}, held out (the half that chooses): loss {measure.loss:.4f}, "
+        f"ECE {measure.ece:.3f}, Brier {measure.brier:.3f}, AUC {auc}"
     )
     if measure.tokens_per_pass_time is not None:
         line += f", {measure.tokens_per_pass_time:.3f} tokens in the time of a pass"
     console.print(line, highlight=False, soft_wrap=True)
 
 
+def _gain(gain: Gain) -> str:
+    between = ""
+    if gain.interval is not None:
+        low, high = gain.interval
+        between = f", 95 % interval {low:.3f} to {high:.3f}"
+    return (
+        f"tokens in the time of a pass on {gain.prompts} held-out prompts that chose nothing: "
+        f"{gain.model:.3f} with the decision model, {gain.fixed:.3f} at the best fixed depth "
+        f"({gain.fixed_depth}), {gain.whole:.3f} with whole drafts; decision model / best fixed depth "
+        f"{gain.ratio:.3f}{between}"
+    )
+
+
 def _tell(result: DecisionResult, out: Path, console: Console) -> None:
     """What came out, and the way on."""
     lines = [f"kept epoch {result.best.epoch}; threshold {result.threshold:g}"]
-    if result.tokens_per_pass_time is not None and result.whole is not None:
-        lines[0] += (
-            f": {result.tokens_per_pass_time:.3f} tokens in the time of a pass on held-out rounds, "
-            f"{result.whole:.3f} with whole drafts"
-        )
+    if result.gain is not None:
+        lines.append(_gain(result.gain))
     lines.append(f"the decision model is in {out}")
     way_on = f"method speculative:depth=6:decision={out} drafts with it"
     lines.append(

@@ -87,17 +87,21 @@ class Chains:
         features: float32 [C, D, inputs].
         accept: float32 [C, D].
         drafted: bool [C, D], False where the draft had ended.
+        prompts: int64 [C] the prompt of each round.
     """
 
     features: Tensor
     accept: Tensor
     drafted: Tensor
+    prompts: Tensor
 
     def __len__(self) -> int:
         return len(self.accept)
 
     def __getitem__(self, index: Tensor) -> Chains:
-        return Chains(self.features[index], self.accept[index], self.drafted[index])
+        return Chains(
+            self.features[index], self.accept[index], self.drafted[index], self.prompts[index]
+        )
 
 
 def chains_of(rows: RecordedRows, chosen: Tensor, depth: int) -> Chains:
@@ -109,7 +113,9 @@ def chains_of(rows: RecordedRows, chosen: Tensor, depth: int) -> Chains:
     accept, drafted = torch.zeros(count, depth), torch.zeros(count, depth, dtype=torch.bool)
     at = (place, rows.depths[on_chain])
     features[at], accept[at], drafted[at] = rows.features[on_chain], rows.labels[on_chain], True
-    return Chains(features, accept, drafted)
+    prompts = torch.zeros(count, dtype=torch.int64)
+    prompts[place] = rows.prompts[on_chain]
+    return Chains(features, accept, drafted, prompts)
 
 
 def expected(stay: Tensor, chains: Chains, costs: RoundCosts) -> tuple[Tensor, Tensor]:
