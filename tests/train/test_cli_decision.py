@@ -95,9 +95,13 @@ def test_rounds_are_used_again_and_costs_may_come_of_a_table(place: Path) -> Non
     rounds = place / "first" / "rounds"
     before = {file: file.stat().st_mtime_ns for file in rounds.iterdir()}
     passes = PassCosts((1, 8), (512,), ((0.02, 0.03),))
-    table = CostTable(
-        passes, 0.001, {"speculative": DraftCosts(0.001, PassCosts((1,), (512,), ((0.005,),)))}
-    )
+    drafts = {
+        "eagle2": DraftCosts(0.0, PassCosts((1,), (512,), ((0.001,),))),  # not this drafter's
+        "speculative": DraftCosts(0.001, PassCosts((1,), (512,), ((0.005,),))),
+        "speculative:drafter=nowhere": DraftCosts(0.0, PassCosts((1,), (512,), ((0.002,),))),
+        "of-another-version": DraftCosts(0.0, PassCosts((1,), (512,), ((0.003,),))),
+    }
+    table = CostTable(passes, 0.001, drafts)
     (place / "costs.json").write_text(json.dumps(table.as_dict()))
     more = (
         "--rounds",
@@ -113,6 +117,8 @@ def test_rounds_are_used_again_and_costs_may_come_of_a_table(place: Path) -> Non
     assert "tokens in the time of a pass on 1 held-out prompts" in done.output
     assert {file: file.stat().st_mtime_ns for file in rounds.iterdir()} == before
     assert not (place / "second" / "rounds").exists()
+    levels = json.loads((place / "second" / "recipe.json").read_text())["costs"]["levels"]
+    assert levels[0] == pytest.approx((0.005 + 0.01 / 7) / 0.02)
 
 
 def test_an_interrupted_run_goes_on_to_the_same_model(
@@ -148,6 +154,7 @@ def test_an_interrupted_run_goes_on_to_the_same_model(
         (("--objective", "cost"), "--objective cost needs to know what drafts cost"),
         (("--tune-threshold",), "--tune-threshold needs to know what drafts cost"),
         (("--costs", "nowhere.json"), "--costs nowhere.json cannot be read"),
+        (("--costs", "nowhere.json", "--tree", "2,1"), "branches, and --costs prices chains"),
         (("--costs", "x", "--draft-cost", "1"), "leave one out"),
         (("--draft-cost", "-1"), "-1.0 is not allowed; give a number of 0 or more"),
         (("--prompts", "13"), "has 12 prompts of at most 1024 tokens"),

@@ -218,11 +218,15 @@ def test_what_can_be_told_apart_is(objective: str, tmp_path: Path) -> None:
     assert saved.config.threshold == 0.4
     recipe = json.loads((tmp_path / "recipe.json").read_text())
     assert recipe["held_out"]["auc"] == round(result.held_out.auc, 5)
-    assert {"ece", "brier", "base_rate"} <= recipe["held_out"].keys()
+    is_acceptance = objective == "bce"
+    for name in ("ece", "brier"):
+        assert (name in recipe["held_out"]) == is_acceptance
+    assert (recipe["predicts"] == "acceptance") == is_acceptance
+    assert "base_rate" in recipe["held_out"]
     assert recipe["tokens_per_pass_time"] == gain.as_dict()
     line = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
     assert (line["kind"], line["ratio"]) == ("reported", gain.as_dict()["ratio"])
-    assert (tmp_path / "calibration.png").stat().st_size > 1000
+    assert (tmp_path / "calibration.png").exists() == is_acceptance
     assert (tmp_path / "plot.png").stat().st_size > 1000
 
 
@@ -311,6 +315,10 @@ def test_a_gain_from_luck_alone_does_not_show() -> None:
         ({"rule": "both"}, "rule='both' is not known"),
         ({"threshold": 2.0}, "threshold=2.0 is not allowed"),
         ({"temperature": 0.0}, "temperature=0 is not allowed with kind=soft; give more than 0"),
+        ({"objective": "cost", "rule": "path"}, "rule=path has no meaning with objective=cost"),
+        ({"objective": "cost", "tree": "10,1"}, "tree=10,1 branches, and objective=cost prices"),
+        ({"tune_threshold": True, "tree": "10,1"}, "tree=10,1 branches, and tune_threshold"),
+        ({"draft_cost": 0.1, "tree": "1,2"}, "tree=1,2 branches, and draft_cost prices chains"),
         ({"kind": "hard", "temperature": 1.0}, "temperature=1 is not allowed with kind=hard"),
     ],
 )

@@ -157,7 +157,7 @@ class _Training:
             self._folder.metrics.append(line)
 
     def write(self, run: Mapping[str, Any], result: DecisionResult) -> None:
-        """The model, its calibration, and what came out."""
+        """The model, its calibration if it has one, and what came out."""
         net = self._net
         net.config = dataclasses.replace(
             net.config,
@@ -169,12 +169,17 @@ class _Training:
         save_decision(net, self._folder.path)
         plot_training(self._folder)
         reporting = self._reporting
-        plot_calibration(self._folder.path, self._predicted(reporting), reporting.labels)
+        scored = result.held_out.as_dict()
+        if self._calibrated:
+            plot_calibration(self._folder.path, self._predicted(reporting), reporting.labels)
+        else:
+            scored = {k: v for k, v in scored.items() if k not in ("ece", "brier")}
         outcome = {
             "finished": result.finished,
             "epoch": result.best.epoch,
             "threshold": result.threshold,
-            "held_out": result.held_out.as_dict(),
+            "predicts": "acceptance" if self._calibrated else "whether to go on, no acceptance",
+            "held_out": scored,
             "tokens_per_pass_time": None if result.gain is None else result.gain.as_dict(),
             "counts": {
                 name: {"rows": len(part.labels), "rounds": len(part.chains)}
@@ -186,6 +191,11 @@ class _Training:
             },
         }
         self._folder.write_recipe(run, outcome)
+
+    @property
+    def _calibrated(self) -> bool:
+        """Whether predictions are meant to be the labels."""
+        return self._options.objective == "bce"
 
     def _batches(self) -> tuple[Tensor, ...]:
         """Indices of the steps of this epoch."""
@@ -237,8 +247,8 @@ class _Training:
             epoch=self._epoch,
             elapsed_s=self._elapsed_s,
             loss=float(self._loss(examples)),
-            ece=scored.ece,
-            brier=scored.brier,
+            ece=scored.ece if self._calibrated else None,
+            brier=scored.brier if self._calibrated else None,
             auc=scored.auc,
             base_rate=scored.base_rate,
             tokens_per_pass_time=found,

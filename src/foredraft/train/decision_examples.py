@@ -30,8 +30,9 @@ class DecisionMeasure:
     elapsed_s: float
     loss: float
     """What is minimised: cross-entropy, or the negative of `tokens_per_pass_time` of the stochastic rule."""
-    ece: float
-    brier: float
+    ece: float | None
+    """None, as is `brier`, of the objective `cost`: its output is no acceptance."""
+    brier: float | None
     auc: float | None
     base_rate: float
     tokens_per_pass_time: float | None
