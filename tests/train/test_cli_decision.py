@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,10 +20,13 @@ from foredraft.costs import CostTable, DraftCosts, PassCosts
 from foredraft.drafters.student import build_student
 from foredraft.drafters.student_files import save_student
 from foredraft.engine import decisions
+from foredraft.engine.load import load_models
+from foredraft.methods import parse_method
 from foredraft.policies.decision_model import DecisionPolicy
 from foredraft.policies.decision_net import save_decision
 from foredraft.policies.fixed import FixedPolicy
 from foredraft.train.corpus import CorpusWriter, Sample
+from foredraft.zoo.shipped import shipped_decisions
 from tests.policies.decision_models import net
 from tests.tiny_folders import byte_tokenizer, save_folder
 
@@ -218,7 +223,7 @@ def test_a_decision_model_that_ships_is_named(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_decision(net("hard", threshold=0.25), tmp_path)
-    monkeypatch.setattr(decisions, "shipped_decisions", lambda: {"decision-hard": tmp_path})
+    monkeypatch.setattr(decisions, "shipped_decisions", lambda *model: {"decision-hard": tmp_path})
     policy = load(place, "speculative:tree=2,1:decision=decision-hard").policy
     assert isinstance(policy, DecisionPolicy)
     assert (policy.k_config, policy.threshold) == ((2, 1), 0.25)
@@ -238,6 +243,40 @@ def test_another_targets_decision_model_is_warned_of(place: Path, tmp_path: Path
     save_decision(net("hard", target={"dtype": "float32", "weights": "x"}), tmp_path)
     with pytest.warns(UserWarning, match="trained for other weights"):
         load(place, f"speculative:decision={tmp_path}")
+
+
+def test_another_drafters_decision_model_is_warned_of(place: Path, tmp_path: Path) -> None:
+    assert train(place, "of-draft", "--kind", "hard").exit_code == 0
+    method = f"speculative:decision={place / 'of-draft'}"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        models = load_models(place / "model", place / "draft", dtype="float32")
+        models.engine(parse_method(method))
+    save_student(build_student(models.target.model, 2), tmp_path / "other")  # type: ignore[attr-defined]
+    with pytest.warns(UserWarning, match=r"for another drafter \(draft\) than the one"):
+        foredraft.load(place / "model", method=method, drafter=tmp_path / "other", dtype="float32")
+
+
+def test_a_name_means_the_decision_model_of_the_model_being_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for model, threshold in (("one", 0.1), ("two", 0.2)):
+        save_decision(net("hard", threshold=threshold), tmp_path / model / "decision-hard")
+    save_decision(net("soft"), tmp_path / "one" / "decision-soft")
+    monkeypatch.setattr(
+        decisions, "shipped_decisions", partial(shipped_decisions, weights=tmp_path)
+    )
+    monkeypatch.setattr(decisions.zoo, "is_embedded", {"one", "two"}.__contains__)
+    asked = {"decision": "decision-hard", "depth": 3}
+    for model in ("one", "two"):
+        found = decisions.with_shipped_decision(asked, model)
+        assert found == {"decision": str(tmp_path / model / "decision-hard"), "depth": 3}
+    assert decisions.with_shipped_decision(asked, Path("elsewhere")) == asked
+    assert decisions.with_shipped_decision({"decision": "a/folder"}, "two") == {
+        "decision": "a/folder"
+    }
+    with pytest.raises(ConfigError, match=r"'decision-soft' ships for two .*are decision-hard"):
+        decisions.with_shipped_decision({"decision": "decision-soft"}, "two")
 
 
 def test_the_shape_stays_as_it_is_without_a_decision(place: Path) -> None:

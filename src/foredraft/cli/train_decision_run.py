@@ -14,13 +14,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from foredraft import zoo
-from foredraft.backends.identity import DIGITS, weights_digest
+from foredraft.backends.identity import DIGITS
 from foredraft.cli import common
 from foredraft.cli.interrupts import INTERRUPTED
 from foredraft.cli.train_run import asked_to_stop, disk_errors, notes_of
 from foredraft.costs import CostTable
 from foredraft.drafters.draft_model import DraftModelDrafter
 from foredraft.drafters.eagle.drafter import EagleDrafter
+from foredraft.engine.decisions import drafter_digest
 from foredraft.engine.drafters import kind_of, own_source
 from foredraft.engine.load import Models
 from foredraft.engine.sources import place_of
@@ -166,10 +167,7 @@ def _facts(
 ) -> dict[str, Any]:
     """What recorded rounds depend on."""
     manifest = json.dumps(setting.corpus.manifest, sort_keys=True).encode()
-    weights: Any = (
-        models.head if models.head is not None else getattr(models.draft_model, "model", None)
-    )
-    digest = "" if weights is None else weights_digest(weights)[:DIGITS]
+    digest = drafter_digest(models.draft_model if models.head is None else models.head)
     return {
         **options.collected(),
         "corpus": {

@@ -164,6 +164,7 @@ class _Training:
             threshold=result.threshold,
             rule=self._options.rule,
             drafter=run.get("drafter", {}).get("name", ""),
+            drafter_weights=run.get("drafter", {}).get("weights", ""),
             target=run.get("target", {}),
         )
         save_decision(net, self._folder.path)
