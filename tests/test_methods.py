@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from functools import cache
+from inspect import signature
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -311,3 +313,16 @@ def test_a_method_of_either_kind_takes_a_head_that_it_names_itself() -> None:
     assert parse_method("mcsd:drafter=eagle3").check("head") == {}
     with pytest.raises(ConfigError, match=r"name yours in the method, as in mcsd:drafter=FOLDER"):
         parse_method("mcsd").check("head")
+
+
+def test_the_documents_list_every_method_that_takes_a_decision_model() -> None:
+    docs = Path(__file__).parents[1] / "docs"
+    taking = [name for name, recipe in RECIPES.items() if "rule" in signature(recipe).parameters]
+    assert len(taking) == 5
+    table = (docs / "drafters.md").read_text(encoding="utf-8").splitlines()
+    words = (docs / "decision-models.md").read_text(encoding="utf-8")
+    for name in taking:
+        row = next(line for line in table if line.startswith(f"| `{name}` |"))
+        inherits = "those, and" in row
+        assert inherits or all(f"`{o}`" in row for o in ("decision", "threshold", "rule"))
+        assert f"`{name}`" in words

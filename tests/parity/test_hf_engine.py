@@ -404,6 +404,7 @@ def test_drafters_are_never_given_the_targets_state() -> None:
         "limits",
         "law",
         "random",
+        "open_roots",  # token ids, drawn by the session
     }
     engine = Engine(target_of("llama"), DraftModelDrafter(target_of("llama")))
     for option in ("past_key_values", "cache"):

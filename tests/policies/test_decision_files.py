@@ -69,7 +69,14 @@ def test_the_papers_sizes() -> None:
 
 @pytest.mark.parametrize("kind", ["soft", "hard"])
 def test_a_folder_gives_back_what_was_saved(kind: Any, tmp_path: Path) -> None:
-    made = net(kind, threshold=0.3, rule="path", drafter="draft-model", target={"weights": "x"})
+    made = net(
+        kind,
+        threshold=0.3,
+        rule="path",
+        drafter="draft-model",
+        drafter_weights="y",
+        target={"weights": "x"},
+    )
     save_decision(made, tmp_path / "new" / "folder")
     read = read_decision(tmp_path / "new" / "folder")
     assert read.config == made.config

@@ -113,6 +113,15 @@ def test_the_models_own_threshold_and_rule_are_taken_where_none_is_given() -> No
     assert DecisionPolicy("1,1", net()).threshold == 0.4
 
 
+def test_policies_of_one_net_do_not_move_it_under_each_other() -> None:
+    shared = net("hard")
+    one, other = DecisionPolicy("1,1", shared), DecisionPolicy("1,1", shared)
+    one.model.to("meta")
+    assert {p.device.type for p in shared.parameters()} == {"cpu"}
+    assert {p.device.type for p in other.model.parameters()} == {"cpu"}
+    assert other.model.state_dict().keys() == shared.state_dict().keys()
+
+
 def test_a_new_draft_begins_anew() -> None:
     scripted = ScriptedNet(by_length(0.9, 0.1))
     policy = DecisionPolicy("1,1,1", scripted, threshold=0.5)

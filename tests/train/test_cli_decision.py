@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,10 +20,13 @@ from foredraft.costs import CostTable, DraftCosts, PassCosts
 from foredraft.drafters.student import build_student
 from foredraft.drafters.student_files import save_student
 from foredraft.engine import decisions
+from foredraft.engine.load import load_models
+from foredraft.methods import parse_method
 from foredraft.policies.decision_model import DecisionPolicy
 from foredraft.policies.decision_net import save_decision
 from foredraft.policies.fixed import FixedPolicy
 from foredraft.train.corpus import CorpusWriter, Sample
+from foredraft.zoo.shipped import shipped_decisions
 from tests.policies.decision_models import net
 from tests.tiny_folders import byte_tokenizer, save_folder
 
@@ -95,9 +100,13 @@ def test_rounds_are_used_again_and_costs_may_come_of_a_table(place: Path) -> Non
     rounds = place / "first" / "rounds"
     before = {file: file.stat().st_mtime_ns for file in rounds.iterdir()}
     passes = PassCosts((1, 8), (512,), ((0.02, 0.03),))
-    table = CostTable(
-        passes, 0.001, {"speculative": DraftCosts(0.001, PassCosts((1,), (512,), ((0.005,),)))}
-    )
+    drafts = {
+        "eagle2": DraftCosts(0.0, PassCosts((1,), (512,), ((0.001,),))),  # not this drafter's
+        "speculative": DraftCosts(0.001, PassCosts((1,), (512,), ((0.005,),))),
+        "speculative:drafter=nowhere": DraftCosts(0.0, PassCosts((1,), (512,), ((0.002,),))),
+        "of-another-version": DraftCosts(0.0, PassCosts((1,), (512,), ((0.003,),))),
+    }
+    table = CostTable(passes, 0.001, drafts)
     (place / "costs.json").write_text(json.dumps(table.as_dict()))
     more = (
         "--rounds",
@@ -110,9 +119,11 @@ def test_rounds_are_used_again_and_costs_may_come_of_a_table(place: Path) -> Non
     )
     done = train(place, "second", *more)
     assert done.exit_code == 0, done.output
-    assert "tokens in the time of a pass on held-out rounds" in done.output
+    assert "tokens in the time of a pass on 1 held-out prompts" in done.output
     assert {file: file.stat().st_mtime_ns for file in rounds.iterdir()} == before
     assert not (place / "second" / "rounds").exists()
+    levels = json.loads((place / "second" / "recipe.json").read_text())["costs"]["levels"]
+    assert levels[0] == pytest.approx((0.005 + 0.01 / 7) / 0.02)
 
 
 def test_an_interrupted_run_goes_on_to_the_same_model(
@@ -148,6 +159,7 @@ def test_an_interrupted_run_goes_on_to_the_same_model(
         (("--objective", "cost"), "--objective cost needs to know what drafts cost"),
         (("--tune-threshold",), "--tune-threshold needs to know what drafts cost"),
         (("--costs", "nowhere.json"), "--costs nowhere.json cannot be read"),
+        (("--costs", "nowhere.json", "--tree", "2,1"), "branches, and --costs prices chains"),
         (("--costs", "x", "--draft-cost", "1"), "leave one out"),
         (("--draft-cost", "-1"), "-1.0 is not allowed; give a number of 0 or more"),
         (("--prompts", "13"), "has 12 prompts of at most 1024 tokens"),
@@ -211,7 +223,7 @@ def test_a_decision_model_that_ships_is_named(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_decision(net("hard", threshold=0.25), tmp_path)
-    monkeypatch.setattr(decisions, "shipped_decisions", lambda: {"decision-hard": tmp_path})
+    monkeypatch.setattr(decisions, "shipped_decisions", lambda *model: {"decision-hard": tmp_path})
     policy = load(place, "speculative:tree=2,1:decision=decision-hard").policy
     assert isinstance(policy, DecisionPolicy)
     assert (policy.k_config, policy.threshold) == ((2, 1), 0.25)
@@ -231,6 +243,40 @@ def test_another_targets_decision_model_is_warned_of(place: Path, tmp_path: Path
     save_decision(net("hard", target={"dtype": "float32", "weights": "x"}), tmp_path)
     with pytest.warns(UserWarning, match="trained for other weights"):
         load(place, f"speculative:decision={tmp_path}")
+
+
+def test_another_drafters_decision_model_is_warned_of(place: Path, tmp_path: Path) -> None:
+    assert train(place, "of-draft", "--kind", "hard").exit_code == 0
+    method = f"speculative:decision={place / 'of-draft'}"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        models = load_models(place / "model", place / "draft", dtype="float32")
+        models.engine(parse_method(method))
+    save_student(build_student(models.target.model, 2), tmp_path / "other")  # type: ignore[attr-defined]
+    with pytest.warns(UserWarning, match=r"for another drafter \(draft\) than the one"):
+        foredraft.load(place / "model", method=method, drafter=tmp_path / "other", dtype="float32")
+
+
+def test_a_name_means_the_decision_model_of_the_model_being_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for model, threshold in (("one", 0.1), ("two", 0.2)):
+        save_decision(net("hard", threshold=threshold), tmp_path / model / "decision-hard")
+    save_decision(net("soft"), tmp_path / "one" / "decision-soft")
+    monkeypatch.setattr(
+        decisions, "shipped_decisions", partial(shipped_decisions, weights=tmp_path)
+    )
+    monkeypatch.setattr(decisions.zoo, "is_embedded", {"one", "two"}.__contains__)
+    asked = {"decision": "decision-hard", "depth": 3}
+    for model in ("one", "two"):
+        found = decisions.with_shipped_decision(asked, model)
+        assert found == {"decision": str(tmp_path / model / "decision-hard"), "depth": 3}
+    assert decisions.with_shipped_decision(asked, Path("elsewhere")) == asked
+    assert decisions.with_shipped_decision({"decision": "a/folder"}, "two") == {
+        "decision": "a/folder"
+    }
+    with pytest.raises(ConfigError, match=r"'decision-soft' ships for two .*are decision-hard"):
+        decisions.with_shipped_decision({"decision": "decision-soft"}, "two")
 
 
 def test_the_shape_stays_as_it_is_without_a_decision(place: Path) -> None:

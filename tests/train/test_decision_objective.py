@@ -32,7 +32,7 @@ def chains(accept: Any, drafted: Any = None, features: Any = None) -> Chains:
     accept = torch.tensor(accept, dtype=torch.float64)
     drafted = torch.ones_like(accept) if drafted is None else torch.tensor(drafted)
     features = torch.zeros(*accept.shape, 4) if features is None else features
-    return Chains(features, accept, drafted.bool())
+    return Chains(features, accept, drafted.bool(), torch.zeros(len(accept), dtype=torch.int64))
 
 
 def by_enumeration(
@@ -127,8 +127,29 @@ def test_costs_of_a_table_are_those_of_its_passes() -> None:
     costs = RoundCosts.from_table(table, 3)
     assert costs.base == pytest.approx(0.023 / 0.02)
     assert costs.levels == pytest.approx(((0.01 + 0.004) / 0.02,) * 3)
-    with pytest.raises(ConfigError, match="no method that drafts with a model"):
+    with pytest.raises(
+        ConfigError, match=r"no method that drafts with this drafter \(its methods: ngram"
+    ):
         RoundCosts.from_table(CostTable(target, 0.002, {"ngram": DraftCosts(0.001)}), 3)
+
+
+def test_a_table_of_several_drafters_does_not_price_the_wrong_one() -> None:
+    def passes(seconds: float) -> PassCosts:
+        return PassCosts((1,), (512,), ((seconds,),))
+
+    drafts = {
+        "eagle2": DraftCosts(0.0, passes(0.002)),
+        "mcsd": DraftCosts(0.003, passes(0.004)),
+        "speculative": DraftCosts(0.001, passes(0.004)),
+    }
+    table = CostTable(passes(0.02), 0.0, drafts)
+    for methods in (None, ("eagle2", "mcsd")):
+        with pytest.raises(ConfigError, match=r"prices several drafters \(eagle2, mcsd"):
+            RoundCosts.from_table(table, 2, methods)
+    model = RoundCosts.from_table(table, 2, ("mcsd", "speculative"))
+    assert model.levels == pytest.approx((0.2, 0.2))
+    assert model.base == pytest.approx(0.021 / 0.02)
+    assert RoundCosts.from_table(table, 2, ("eagle2",)).levels == pytest.approx((0.1, 0.1))
 
 
 def test_chains_are_the_first_children_of_each_round() -> None:
@@ -143,6 +164,7 @@ def test_chains_are_the_first_children_of_each_round() -> None:
     assert found.features[:, :, 0].tolist() == [[0, 2, 0], [3, 0, 0]]
     assert found.drafted.tolist() == [[True, True, False], [True, False, False]]
     torch.testing.assert_close(found.accept, torch.tensor([[0.1, 0.3, 0.0], [0.4, 0.0, 0.0]]))
+    assert chains_of(rows, rows.prompts >= 0, 3).prompts.tolist() == [0, 0, 1]
     assert len(chains_of(rows, rows.prompts == 7, 3)) == 0
 
 

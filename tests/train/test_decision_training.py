@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from foredraft.policies.decision_net import read_decision
 from foredraft.train.corpus import CorpusWriter, Sample
 from foredraft.train.decision import fit_decision
 from foredraft.train.decision_examples import DecisionResult, split
-from foredraft.train.decision_objective import RoundCosts
+from foredraft.train.decision_gain import best_depth, gain_of
+from foredraft.train.decision_objective import RoundCosts, chains_of
 from foredraft.train.decision_options import DecisionOptions
 from foredraft.train.decision_recording import (
     PROPOSALS,
@@ -206,16 +208,25 @@ def test_what_can_be_told_apart_is(objective: str, tmp_path: Path) -> None:
     result = train(tmp_path, objective=objective, epochs=20)
     assert result.held_out.auc is not None
     assert result.held_out.auc > 0.85  # labels of .95 and .05 allow no more than about .95
-    assert result.tokens_per_pass_time is not None
-    assert result.whole is not None
-    assert result.tokens_per_pass_time > result.whole + 0.05
+    gain = result.gain
+    assert gain is not None
+    assert gain.model > gain.whole + 0.05
+    assert gain.interval is not None
+    assert 1 < gain.interval[0] < gain.ratio < gain.interval[1]
     saved = read_decision(tmp_path)
     assert (saved.config.drafter, dict(saved.config.target)) == ("d", {"weights": "x"})
     assert saved.config.threshold == 0.4
     recipe = json.loads((tmp_path / "recipe.json").read_text())
     assert recipe["held_out"]["auc"] == round(result.held_out.auc, 5)
-    assert {"ece", "brier", "base_rate", "tokens_per_pass_time"} <= recipe["held_out"].keys()
-    assert (tmp_path / "calibration.png").stat().st_size > 1000
+    is_acceptance = objective == "bce"
+    for name in ("ece", "brier"):
+        assert (name in recipe["held_out"]) == is_acceptance
+    assert (recipe["predicts"] == "acceptance") == is_acceptance
+    assert "base_rate" in recipe["held_out"]
+    assert recipe["tokens_per_pass_time"] == gain.as_dict()
+    line = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
+    assert (line["kind"], line["ratio"]) == ("reported", gain.as_dict()["ratio"])
+    assert (tmp_path / "calibration.png").exists() == is_acceptance
     assert (tmp_path / "plot.png").stat().st_size > 1000
 
 
@@ -226,9 +237,9 @@ def test_predictions_of_acceptance_are_calibrated(tmp_path: Path) -> None:
 def test_the_threshold_is_tuned_on_held_out_rounds(tmp_path: Path) -> None:
     tuned = train(tmp_path / "tuned", tune_threshold=True)
     fixed = train(tmp_path / "fixed", threshold=0.99)
-    assert tuned.tokens_per_pass_time is not None
-    assert fixed.tokens_per_pass_time is not None
-    assert tuned.tokens_per_pass_time > fixed.tokens_per_pass_time
+    assert tuned.gain is not None
+    assert fixed.gain is not None
+    assert tuned.gain.model > fixed.gain.model
     assert read_decision(tmp_path / "tuned").config.threshold == tuned.threshold != 0.4
 
 
@@ -246,9 +257,12 @@ def test_a_run_that_was_stopped_ends_where_it_would_have(tmp_path: Path) -> None
     lines = [
         (tmp_path / name / "metrics.jsonl").read_text().splitlines() for name in ("whole", "cut")
     ]
-    assert [json.loads(line)["loss"] for line in lines[0]] == [
-        json.loads(line)["loss"] for line in lines[1]
+    assert lines[0][-1] == lines[1][-1]  # what was gained
+    assert [json.loads(line)["loss"] for line in lines[0][:-1]] == [
+        json.loads(line)["loss"] for line in lines[1][:-1]
     ]
+    assert train(tmp_path / "cut").finished
+    assert (tmp_path / "cut" / "metrics.jsonl").read_text().splitlines() == lines[1]
 
 
 def test_hard_rows_are_balanced(tmp_path: Path) -> None:
@@ -264,12 +278,28 @@ def test_hard_rows_are_balanced(tmp_path: Path) -> None:
 
 def test_whole_prompts_are_held_out() -> None:
     rows = made_rounds()
-    taken, held_out = split(rows, 0.125)
-    assert not set(rows.prompts[taken].tolist()) & set(rows.prompts[held_out].tolist())
-    assert len(set(rows.prompts[held_out].tolist())) == 5
+    parts = [set(rows.prompts[part].tolist()) for part in split(rows, 0.15)]
+    assert [len(part) for part in parts] == [34, 3, 3]
+    assert set.union(*parts) == set(range(40))
     one = RecordedRows(rows.features, rows.labels, rows.depths, rows.rounds, rows.prompts * 0)
     with pytest.raises(DataError, match="record more prompts"):
         split(one, 0.125)
+
+
+def test_a_gain_from_luck_alone_does_not_show() -> None:
+    """A net that knows the labels of the half that chooses, and nothing of the half that reports."""
+    rows = made_rounds(80)
+    noise = torch.rand(len(rows.labels), generator=torch.Generator().manual_seed(5)).round()
+    _, choosing, reporting = split(rows, 0.5)
+    luck = replace(rows, labels=noise)
+    seen, unseen = (chains_of(luck, part, 4) for part in (choosing, reporting))
+    cheap = RoundCosts.flat(0.05, 4)
+    depth = best_depth(seen, cheap)
+    clairvoyant = (seen.accept.roll(-1, 1) > 0).to(seen.accept)
+    assert gain_of(clairvoyant, seen, cheap, depth, 0).ratio > 1.05
+    interval = gain_of(clairvoyant[: len(unseen)], unseen, cheap, depth, 0).interval
+    assert interval is not None
+    assert interval[0] < 1
 
 
 @pytest.mark.parametrize(
@@ -285,6 +315,10 @@ def test_whole_prompts_are_held_out() -> None:
         ({"rule": "both"}, "rule='both' is not known"),
         ({"threshold": 2.0}, "threshold=2.0 is not allowed"),
         ({"temperature": 0.0}, "temperature=0 is not allowed with kind=soft; give more than 0"),
+        ({"objective": "cost", "rule": "path"}, "rule=path has no meaning with objective=cost"),
+        ({"objective": "cost", "tree": "10,1"}, "tree=10,1 branches, and objective=cost prices"),
+        ({"tune_threshold": True, "tree": "10,1"}, "tree=10,1 branches, and tune_threshold"),
+        ({"draft_cost": 0.1, "tree": "1,2"}, "tree=1,2 branches, and draft_cost prices chains"),
         ({"kind": "hard", "temperature": 1.0}, "temperature=1 is not allowed with kind=hard"),
     ],
 )

@@ -185,7 +185,7 @@ class HeadInputs:
         with self._lock:
             head = None if self._is_hooked else self._model.get_output_embeddings()
             if head is not None:
-                head.register_forward_pre_hook(self._keep)
+                head.register_forward_pre_hook(self._hook())
                 self._is_hooked = True
 
     @contextmanager
@@ -198,7 +198,15 @@ class HeadInputs:
         finally:
             self._open.seen = None
 
-    def _keep(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+    def _hook(self) -> Any:
+        """A function, which `copy.deepcopy` of the model takes as it is; a method would bring its locks."""
+
+        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
+            self._keep(args)
+
+        return hook
+
+    def _keep(self, args: tuple[Any, ...]) -> None:
         seen = getattr(self._open, "seen", None)
         if seen is not None and args and isinstance(args[0], Tensor):
             seen.append(args[0])

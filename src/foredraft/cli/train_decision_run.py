@@ -14,21 +14,26 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from foredraft import zoo
-from foredraft.backends.identity import DIGITS, weights_digest
+from foredraft.backends.identity import DIGITS
 from foredraft.cli import common
 from foredraft.cli.interrupts import INTERRUPTED
 from foredraft.cli.train_run import asked_to_stop, disk_errors, notes_of
 from foredraft.costs import CostTable
 from foredraft.drafters.draft_model import DraftModelDrafter
 from foredraft.drafters.eagle.drafter import EagleDrafter
+from foredraft.engine.decisions import drafter_digest
+from foredraft.engine.drafters import kind_of, own_source
 from foredraft.engine.load import Models
+from foredraft.engine.sources import place_of
 from foredraft.errors import ConfigError
+from foredraft.methods import parse_method
 from foredraft.protocols import Drafter
 from foredraft.train.corpus import Corpus
 from foredraft.train.decision import fit_decision
 from foredraft.train.decision_examples import DecisionMeasure, DecisionResult
+from foredraft.train.decision_gain import Gain
 from foredraft.train.decision_objective import RoundCosts
-from foredraft.train.decision_options import DecisionOptions
+from foredraft.train.decision_options import DecisionOptions, check_chain
 from foredraft.train.decision_recording import PROPOSALS, Recorder, recording_engine
 from foredraft.train.decision_rounds import RecordedRows, RoundsFolder, prompts_of, record
 from foredraft.train.folder import TrainFolder
@@ -55,12 +60,12 @@ def train_decision(
 
     Errors as in `foredraft.load`, `RoundsFolder` and `fit_decision`.
     """
-    priced = _costs(options, costs)
     accelerator = make_accelerator()
     if accelerator.num_processes > 1:
         raise ConfigError("a decision model is trained by one process; start it without a launcher")
     console = common.console(stderr=True)
     source = _source(model, drafter)
+    priced = _costs(options, costs, source, model)
     corpus = Corpus(data)
     models = common.load_drafting(model, source, dtype, str(accelerator.device), console)
     setting = Setting(models.target.model, models.tokenizer, corpus)  # type: ignore[attr-defined]
@@ -93,18 +98,22 @@ def train_decision(
         raise typer.Exit(INTERRUPTED)
 
 
-def _costs(options: DecisionOptions, file: Path | None) -> RoundCosts | None:
-    """What rounds take, as far as anybody said."""
+def _costs(
+    options: DecisionOptions, file: Path | None, source: str | Path, model: str
+) -> RoundCosts | None:
+    """What rounds take with this drafter, as far as anybody said."""
     depth = len(parse_k_config(options.tree))
     if file is not None and options.draft_cost is not None:
         raise ConfigError("--draft-cost and --costs both say what drafts cost; leave one out")
     if file is not None:
+        check_chain(options.tree, "--costs")
         try:
-            return RoundCosts.from_table(CostTable.from_dict(json.loads(file.read_text())), depth)
-        except (OSError, json.JSONDecodeError) as error:
+            table = CostTable.from_dict(json.loads(file.read_text()))
+        except (OSError, ValueError) as error:
             raise ConfigError(
                 f"--costs {file} cannot be read ({error}); `foredraft calibrate --out FILE` writes one"
             ) from None
+        return RoundCosts.from_table(table, depth, _drafting_with(source, table, model))
     if options.draft_cost is not None:
         return RoundCosts.flat(options.draft_cost, depth)
     if options.objective == "cost" or options.tune_threshold:
@@ -114,6 +123,21 @@ def _costs(options: DecisionOptions, file: Path | None) -> RoundCosts | None:
             "target passes), or --costs FILE of `foredraft calibrate --out FILE`"
         )
     return None
+
+
+def _drafting_with(source: str | Path, table: CostTable, model: str) -> list[str]:
+    """The methods of a table that draft with this drafter, or with one of its kind that was given to all."""
+    kind, found = kind_of(source), []
+    for name in table.drafts:
+        try:
+            method = parse_method(name)
+            own = own_source(method, model)
+        except ConfigError:  # of another version, or a folder that is gone
+            continue
+        same = method.needs == kind if own is None else place_of(own) == place_of(source)
+        if same:
+            found.append(name)
+    return found
 
 
 def _source(model: str, drafter: str | None) -> str | Path:
@@ -143,10 +167,7 @@ def _facts(
 ) -> dict[str, Any]:
     """What recorded rounds depend on."""
     manifest = json.dumps(setting.corpus.manifest, sort_keys=True).encode()
-    weights: Any = (
-        models.head if models.head is not None else getattr(models.draft_model, "model", None)
-    )
-    digest = "" if weights is None else weights_digest(weights)[:DIGITS]
+    digest = drafter_digest(models.draft_model if models.head is None else models.head)
     return {
         **options.collected(),
         "corpus": {
@@ -190,23 +211,32 @@ def _recorded(
 
 def _tell_epoch(measure: DecisionMeasure, console: Console) -> None:
     auc = "none" if measure.auc is None else f"{measure.auc:.3f}"
-    line = (
-        f"epoch {measure.epoch}, held out: loss {measure.loss:.4f}, ECE {measure.ece:.3f}, Brier "
-        f"{measure.brier:.3f}, AUC {auc}"
-    )
+    line = f"epoch {measure.epoch}, held out (the half that chooses): loss {measure.loss:.4f}, AUC {auc}"
+    if measure.ece is not None and measure.brier is not None:
+        line += f", ECE {measure.ece:.3f}, Brier {measure.brier:.3f}"
     if measure.tokens_per_pass_time is not None:
         line += f", {measure.tokens_per_pass_time:.3f} tokens in the time of a pass"
     console.print(line, highlight=False, soft_wrap=True)
 
 
+def _gain(gain: Gain) -> str:
+    between = ""
+    if gain.interval is not None:
+        low, high = gain.interval
+        between = f", 95 % interval {low:.3f} to {high:.3f}"
+    return (
+        f"tokens in the time of a pass on {gain.prompts} held-out prompts that chose nothing: "
+        f"{gain.model:.3f} with the decision model, {gain.fixed:.3f} at the best fixed depth "
+        f"({gain.fixed_depth}), {gain.whole:.3f} with whole drafts; decision model / best fixed depth "
+        f"{gain.ratio:.3f}{between}"
+    )
+
+
 def _tell(result: DecisionResult, out: Path, console: Console) -> None:
     """What came out, and the way on."""
     lines = [f"kept epoch {result.best.epoch}; threshold {result.threshold:g}"]
-    if result.tokens_per_pass_time is not None and result.whole is not None:
-        lines[0] += (
-            f": {result.tokens_per_pass_time:.3f} tokens in the time of a pass on held-out rounds, "
-            f"{result.whole:.3f} with whole drafts"
-        )
+    if result.gain is not None:
+        lines.append(_gain(result.gain))
     lines.append(f"the decision model is in {out}")
     way_on = f"method speculative:depth=6:decision={out} drafts with it"
     lines.append(

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
-from foredraft.backends.identity import target_identity
+from torch import nn
+
+from foredraft import zoo
+from foredraft.backends.identity import DIGITS, target_identity, weights_digest
 from foredraft.errors import ConfigError, suggestion
 from foredraft.policies.decision_model import DecisionPolicy, check_hidden_size
 from foredraft.policies.decision_net import CONFIG, DecisionNet, read_decision
@@ -82,17 +86,63 @@ def named_decision(name: str) -> DecisionNet:
     return _read(os.path.realpath(place), _stamp(place))
 
 
-def warn_of_other_target(policy: Policy | None, target: Target) -> None:
-    """Say so when a decision model was trained for other weights than the target's: nothing else shows it."""
-    made_for = policy.model.config.target if isinstance(policy, DecisionPolicy) else {}
+def with_shipped_decision(options: Mapping[str, Any], model: Any) -> dict[str, Any]:
+    """A method's options, with the decision model that they name found among those of the loaded model.
+
+    Args:
+        options: as named by the user.
+        model: as in `foredraft.load`; of one that is not embedded nothing is known, and the name stays.
+
+    Raises:
+        ConfigError: one of that name ships for another model alone.
+    """
+    name = options.get("decision")
+    embedded = isinstance(model, str) and zoo.is_embedded(model)
+    if name is None or not embedded or name not in shipped_decisions():
+        return dict(options)
+    ships = shipped_decisions(model)
+    if name not in ships:
+        known = f"those that do are {', '.join(ships)}" if ships else "none does"
+        raise ConfigError(
+            f"no decision model {name!r} ships for {model} ({known}); give the path of a folder of "
+            "`foredraft train decision`"
+        )
+    return {**options, "decision": str(ships[name])}
+
+
+def drafter_digest(drafter: Any) -> str:
+    """What tells a head, or a draft model behind its backend, from others; empty if nothing does."""
+    weights = getattr(drafter, "model", None) if isinstance(drafter, Target) else drafter
+    return weights_digest(weights)[:DIGITS] if isinstance(weights, nn.Module) else ""
+
+
+def warn_of_others(policy: Policy | None, target: Target, drafter: Any) -> None:
+    """Say so when a decision model was trained for another target or drafter: nothing else shows it.
+
+    Args:
+        policy: of the engine.
+        target: of the engine.
+        drafter: the draft model or head of the engine, None without one.
+    """
     model = getattr(target, "model", None)
-    if not made_for or model is None:
+    if not isinstance(policy, DecisionPolicy) or model is None:
         return
+    config = policy.model.config
     own: dict[str, Any] = target_identity(model)
-    if made_for.get("dtype") == own["dtype"] and made_for.get("weights") != own["weights"]:
+    if config.target.get("dtype") != own["dtype"]:  # rounded otherwise, all weights differ
+        return
+    if config.target.get("weights") != own["weights"]:
         warnings.warn(
             "the decision model was trained for other weights than this model's: texts stay right, but "
             "drafts will end at the wrong places; train one for this model",
+            stacklevel=2,
+        )
+    digest = drafter_digest(drafter)
+    if config.drafter_weights and digest and config.drafter_weights != digest:
+        name = f" ({config.drafter})" if config.drafter else ""
+        warnings.warn(
+            f"the decision model was trained for another drafter{name} than the one that drafts here: texts "
+            "stay right, but drafts will end at the wrong places; train one for this drafter",
             stacklevel=2,
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from foredraft.backends.hf_loading import load_hf
 from foredraft.backends.joined_linears import join_linears
 from foredraft.drafters.eagle.head import EagleHead
 from foredraft.drafters.vocabulary import check_same_vocabulary
-from foredraft.engine.decisions import warn_of_other_target
+from foredraft.engine.decisions import warn_of_others, with_shipped_decision
 from foredraft.engine.drafters import (
     NAMED,
     check_model,
@@ -85,6 +85,7 @@ def load(
         ModelError: a model that cannot be found, read or decoded speculatively.
     """
     recipe, drafter = _choose_method(method, drafter, model, tree=tree, verifier=verifier)
+    recipe = _with_own_decision(recipe, model)
     source = drafter if recipe.drafter is None else own_source(recipe, model)
     given = None if source is None else kind_of(source, recipe.needs)
     chosen = {"tree": tree, "verifier": verifier, "proposal": proposal, "roots": roots}
@@ -116,11 +117,14 @@ class Models:
     head: EagleHead | None = None
     own: Mapping[str, Target | EagleHead] = field(default_factory=dict)
     """Drafters that methods name for themselves, by those names."""
+    model: Any = None
+    """What the target was loaded from."""
 
     def engine(self, method: Method, **chosen: str | None) -> Engine:
         """An engine for a method; choices and errors as in `Method.check`."""
-        parts = method.build(self._drafter_of(method), **chosen)
-        warn_of_other_target(parts.policy, self.target)
+        method, drafter = _with_own_decision(method, self.model), self._drafter_of(method)
+        parts = method.build(drafter, **chosen)
+        warn_of_others(parts.policy, self.target, drafter)
         return Engine(self.target, parts.drafter, parts.policy, parts.verifier, self.tokenizer)
 
     def _drafter_of(self, method: Method) -> Target | EagleHead | None:
@@ -177,7 +181,13 @@ def load_models(
         loaded_drafts.get(place_of(sources.given.get("draft model"))),
         loaded_heads.get(place_of(sources.given.get("head"))),
         {name: (loaded_heads | loaded_drafts)[place_of(at)] for name, at in sources.own.items()},
+        model,
     )
+
+
+def _with_own_decision(method: Method, model: Any) -> Method:
+    """A method whose decision model, if it names one that ships, is that of the model being loaded."""
+    return replace(method, options=with_shipped_decision(method.options, model))
 
 
 def _load_draft(

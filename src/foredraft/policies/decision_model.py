@@ -8,6 +8,7 @@ target's law with it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 
 import torch
 from torch import Tensor
@@ -58,7 +59,7 @@ class DecisionPolicy:
             fixed.branches,
             fixed.max_nodes,
         )
-        self.model = model
+        self.model = deepcopy(model)  # which each policy moves to the device of its own drafter
         self.threshold = model.config.threshold if threshold is None else threshold
         self.rule: Rule = model.config.rule if rule is None else rule
         check_rule(self.threshold, self.rule)

@@ -44,6 +44,7 @@ class DecisionConfig:
         threshold: go on above it.
         rule: how the predictions of a level make one decision, see `DecisionPolicy`.
         drafter: what it was made for, by name; empty where nobody said.
+        drafter_weights: what tells that drafter from others, as `drafter_digest` gives it; likewise.
         target: what tells the target from others, as `target_identity` gives it.
 
     Raises:
@@ -55,6 +56,7 @@ class DecisionConfig:
     threshold: float = THRESHOLD
     rule: Rule = "any"
     drafter: str = ""
+    drafter_weights: str = ""
     target: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -156,6 +158,7 @@ def _read_config(file: Path) -> DecisionConfig:
             threshold=float(found["threshold"]),
             rule=found["rule"],
             drafter=str(found["drafter"]),
+            drafter_weights=str(found.get("drafter_weights", "")),
             target=dict(found["target"]),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:

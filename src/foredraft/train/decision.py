@@ -1,8 +1,8 @@
 """Training a decision model on recorded rounds (arXiv 2409.10644).
 
 Everything is in memory and an epoch takes seconds, so this is a loop of its own beside `loop.py`, with the
-same folder, metrics and checkpoints; one checkpoint an epoch. The
-weights with the best held-out loss are kept.
+same folder, metrics and checkpoints; one checkpoint an epoch. One half of the held-out prompts chooses: the
+epoch by its loss, and the threshold. The other half reports, and is looked at once, at the end.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from foredraft.train.decision_examples import (
     split,
 )
 from foredraft.train.decision_figures import figures
+from foredraft.train.decision_gain import Gain, GainLine, best_depth, gain_of
 from foredraft.train.decision_objective import (
     RoundCosts,
     bce_loss,
@@ -41,6 +42,8 @@ from foredraft.train.metrics import HELD_OUT, TRAIN
 
 EPOCH_SEEDS = 1_000_003
 """More than any run has epochs: each epoch of each seed has an order of its own."""
+REPORTED = "reported"
+"""Kind of the line of `metrics.jsonl` with the gain."""
 
 
 def fit_decision(
@@ -63,7 +66,7 @@ def fit_decision(
         run: what goes into `recipe.json` beside the outcome; its `target` and `drafter` go into the model.
         costs: of rounds; needed for the objective `cost` and to tune a threshold.
         device: where to compute.
-        report: called with the held-out measure of each epoch.
+        report: called with the measure of each epoch on the half that chooses.
         stop: asked before each epoch.
 
     Raises:
@@ -88,9 +91,10 @@ class _Training:
         costs: RoundCosts | None,
         device: torch.device,
     ) -> None:
-        train, held_out = split(rows, options.held_out)
-        self._train = DecisionExamples.of(rows, train, options).to(device)
-        self._held_out = DecisionExamples.of(rows, held_out, options).to(device)
+        self._train, self._choosing, self._reporting = (
+            DecisionExamples.of(rows, chosen, options).to(device)
+            for chosen in split(rows, options.held_out)
+        )
         self._options, self._folder, self._costs = options, folder, costs
         torch.manual_seed(options.seed)
         sizes = sizes_for(options.kind, rows.features.shape[1])
@@ -123,50 +127,76 @@ class _Training:
         assert best is not None
         assert self._best is not None
         self._net.load_state_dict(best["module"])
-        options, held_out = self._options, self._held_out
-        predicted = self._predicted(held_out)
-        threshold, found, whole = options.threshold, None, None
-        if self._costs is not None and len(held_out.chains):
-            chains = held_out.chains
-            on_chains = self._on_chains(held_out)
-            if options.tune_threshold:
-                threshold, found = tuned_threshold(on_chains, chains, self._costs, options.rule)
-            stay = stays(on_chains, threshold, options.rule)
-            found = float(tokens_per_pass_time(stay, chains, self._costs))
-            whole = float(tokens_per_pass_time(torch.ones_like(stay), chains, self._costs))
-        scored = figures(predicted, held_out.labels)
-        return DecisionResult(finished, self._best, scored, threshold, found, whole)
+        threshold, gain = self._gain()
+        if finished and gain is not None:
+            self._add(GainLine(REPORTED, self._step, self._best.epoch, gain))
+        scored = figures(self._predicted(self._reporting), self._reporting.labels)
+        return DecisionResult(finished, self._best, scored, threshold, gain)
+
+    def _gain(self) -> tuple[float, Gain | None]:
+        """The threshold, and what it is worth on the half that did not choose it."""
+        options, costs, choosing, reporting = (
+            self._options,
+            self._costs,
+            self._choosing,
+            self._reporting,
+        )
+        if costs is None:
+            return options.threshold, None
+        threshold = options.threshold
+        if options.tune_threshold:
+            seen = self._on_chains(choosing)
+            threshold, _ = tuned_threshold(seen, choosing.chains, costs, options.rule)
+        depth = best_depth(choosing.chains, costs)
+        stay = stays(self._on_chains(reporting), threshold, options.rule)
+        return threshold, gain_of(stay, reporting.chains, costs, depth, options.seed)
+
+    def _add(self, line: GainLine) -> None:
+        """Append it, once: a finished run may be gone on with."""
+        if not any(known["kind"] == line.kind for known in self._folder.metrics.read()):
+            self._folder.metrics.append(line)
 
     def write(self, run: Mapping[str, Any], result: DecisionResult) -> None:
-        """The model, its calibration, and what came out."""
+        """The model, its calibration if it has one, and what came out."""
         net = self._net
         net.config = dataclasses.replace(
             net.config,
             threshold=result.threshold,
             rule=self._options.rule,
             drafter=run.get("drafter", {}).get("name", ""),
+            drafter_weights=run.get("drafter", {}).get("weights", ""),
             target=run.get("target", {}),
         )
         save_decision(net, self._folder.path)
         plot_training(self._folder)
-        plot_calibration(self._folder.path, self._predicted(self._held_out), self._held_out.labels)
+        reporting = self._reporting
+        scored = result.held_out.as_dict()
+        if self._calibrated:
+            plot_calibration(self._folder.path, self._predicted(reporting), reporting.labels)
+        else:
+            scored = {k: v for k, v in scored.items() if k not in ("ece", "brier")}
         outcome = {
             "finished": result.finished,
             "epoch": result.best.epoch,
             "threshold": result.threshold,
-            "held_out": {
-                **result.held_out.as_dict(),
-                "tokens_per_pass_time": result.tokens_per_pass_time,
-                "tokens_per_pass_time_whole": result.whole,
-            },
+            "predicts": "acceptance" if self._calibrated else "whether to go on, no acceptance",
+            "held_out": scored,
+            "tokens_per_pass_time": None if result.gain is None else result.gain.as_dict(),
             "counts": {
-                "rows": len(self._train.labels),
-                "rounds": len(self._train.chains),
-                "held_out_rows": len(self._held_out.labels),
-                "held_out_rounds": len(self._held_out.chains),
+                name: {"rows": len(part.labels), "rounds": len(part.chains)}
+                for name, part in (
+                    ("train", self._train),
+                    ("choosing", self._choosing),
+                    ("reporting", reporting),
+                )
             },
         }
         self._folder.write_recipe(run, outcome)
+
+    @property
+    def _calibrated(self) -> bool:
+        """Whether predictions are meant to be the labels."""
+        return self._options.objective == "bce"
 
     def _batches(self) -> tuple[Tensor, ...]:
         """Indices of the steps of this epoch."""
@@ -218,17 +248,17 @@ class _Training:
             epoch=self._epoch,
             elapsed_s=self._elapsed_s,
             loss=float(self._loss(examples)),
-            ece=scored.ece,
-            brier=scored.brier,
+            ece=scored.ece if self._calibrated else None,
+            brier=scored.brier if self._calibrated else None,
             auc=scored.auc,
             base_rate=scored.base_rate,
             tokens_per_pass_time=found,
         )
 
     def _note(self, report: Callable[[DecisionMeasure], None]) -> None:
-        """Measure, and keep the weights if none did better on the held-out rows."""
+        """Measure, and keep the weights if none did better on the half that chooses."""
         self._folder.metrics.append(self._measure(TRAIN, self._train))
-        measure = self._measure(HELD_OUT, self._held_out)
+        measure = self._measure(HELD_OUT, self._choosing)
         self._folder.metrics.append(measure)
         report(measure)
         if self._best is None or measure.loss < self._best.loss:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from foredraft.errors import DataError
 from foredraft.train.decision_figures import Figures
+from foredraft.train.decision_gain import Gain
 from foredraft.train.decision_objective import Chains, balanced_weights, chains_of
 from foredraft.train.decision_options import DecisionOptions
 from foredraft.train.decision_rounds import RecordedRows
@@ -20,7 +21,7 @@ from foredraft.tree import parse_k_config
 
 @dataclass(frozen=True, slots=True)
 class DecisionMeasure:
-    """One line of `metrics.jsonl`: after an epoch, on the rows trained on or on those held out."""
+    """One line of `metrics.jsonl`: after an epoch, on the rows trained on or on those that choose."""
 
     kind: str
     step: int
@@ -29,8 +30,9 @@ class DecisionMeasure:
     elapsed_s: float
     loss: float
     """What is minimised: cross-entropy, or the negative of `tokens_per_pass_time` of the stochastic rule."""
-    ece: float
-    brier: float
+    ece: float | None
+    """None, as is `brier`, of the objective `cost`: its output is no acceptance."""
+    brier: float | None
     auc: float | None
     base_rate: float
     tokens_per_pass_time: float | None
@@ -76,31 +78,35 @@ class DecisionResult:
     Attributes:
         finished: every epoch was made; else it was stopped, and can be gone on with.
         best: the epoch whose weights were kept.
-        held_out: figures of these on the held-out rows.
+        held_out: figures of these on the prompts that report.
         threshold: to go on above.
-        tokens_per_pass_time: on the held-out rounds with that threshold; None where no cost is known.
-        whole: the same of drafts of the full depth.
+        gain: on the prompts that report, with that threshold; None where no cost is known.
     """
 
     finished: bool
     best: DecisionMeasure
     held_out: Figures
     threshold: float
-    tokens_per_pass_time: float | None
-    whole: float | None
+    gain: Gain | None
 
 
-def split(rows: RecordedRows, share: float) -> tuple[Tensor, Tensor]:
-    """Rows to train on and rows to measure with, bool [R] each: whole prompts, evenly spaced.
+def split(rows: RecordedRows, share: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows to train on, to choose by and to report on, bool [R] each: whole prompts, evenly spaced.
+
+    The two last are halves of the share: what is chosen by one half (an epoch, a threshold, a depth) looks
+    better there than it is, and the other half knows nothing of the choice.
 
     Raises:
-        DataError: one of the two is empty.
+        DataError: one of the three is empty.
     """
     number = rows.prompts.double()
     held_out = ((number + 1) * share).floor() > (number * share).floor()
-    if not bool(held_out.any()) or bool(held_out.all()):
+    prompts, place = torch.unique(rows.prompts[held_out], return_inverse=True)
+    if len(prompts) < 2 or bool(held_out.all()):
         raise DataError(
-            f"the recorded prompts leave nothing to train on or to measure with at held_out={share:g}; "
-            "record more prompts"
+            f"the recorded prompts leave too few to train on, to choose by and to report on at "
+            f"held_out={share:g}; record more prompts"
         )
-    return ~held_out, held_out
+    reporting = torch.zeros_like(held_out)
+    reporting[held_out] = place % 2 == 1
+    return ~held_out, held_out & ~reporting, reporting

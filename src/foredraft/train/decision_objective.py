@@ -21,7 +21,7 @@ sum E[T] / sum E[C]: tokens in the time of a target pass.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from foredraft.costs import CostTable
+from foredraft.costs import CostTable, PassCosts
 from foredraft.errors import ConfigError
 from foredraft.policies.decision_net import DecisionNet
 from foredraft.policies.decision_rules import Rule
@@ -59,21 +59,43 @@ class RoundCosts:
         return cls(1.0, (draft_cost,) * depth)
 
     @classmethod
-    def from_table(cls, table: CostTable, depth: int, context: int = USUAL_CONTEXT) -> RoundCosts:
-        """As a cost table says of its first method that drafts with a model.
+    def from_table(
+        cls,
+        table: CostTable,
+        depth: int,
+        methods: Collection[str] | None = None,
+        context: int = USUAL_CONTEXT,
+    ) -> RoundCosts:
+        """As a cost table says of the methods of one drafter; of these, the one with the least host work.
+
+        Args:
+            table: of the machine.
+            depth: levels.
+            methods: those of the table that draft with the drafter in question; None takes all.
+            context: cached tokens.
 
         Raises:
-            ConfigError: the table has no such method.
+            ConfigError: the table has none of them with passes of a model, or they draft with several.
         """
-        drafts = [costs for costs in table.drafts.values() if costs.passes is not None]
-        if not drafts or drafts[0].passes is None:
+        passes: dict[str, PassCosts] = {
+            name: costs.passes
+            for name, costs in table.drafts.items()
+            if costs.passes is not None and (methods is None or name in methods)
+        }
+        if not passes:
+            others = ", ".join(table.drafts) or "none"
             raise ConfigError(
-                "the cost table has no method that drafts with a model; make one with `foredraft calibrate "
-                "--drafter ... --out FILE`"
+                f"the cost table has no method that drafts with this drafter (its methods: {others}); make "
+                "one with `foredraft calibrate --drafter ... --out FILE`"
+            )
+        if len(set(passes.values())) > 1:
+            raise ConfigError(
+                f"the cost table prices several drafters ({', '.join(passes)}), and nothing tells which is "
+                "meant; calibrate one of these methods alone"
             )
         one_s = table.target(1, context)
-        base_s = one_s + table.host_s + drafts[0].host_s
-        draft_s = drafts[0].passes(1, context)
+        base_s = one_s + table.host_s + min(table.drafts[name].host_s for name in passes)
+        draft_s = next(iter(passes.values()))(1, context)
         rows_s = [table.target(rows, context) for rows in range(1, depth + 2)]
         levels = tuple((draft_s + after - before) / one_s for before, after in pairwise(rows_s))
         return cls(base_s / one_s, levels)
@@ -87,17 +109,21 @@ class Chains:
         features: float32 [C, D, inputs].
         accept: float32 [C, D].
         drafted: bool [C, D], False where the draft had ended.
+        prompts: int64 [C] the prompt of each round.
     """
 
     features: Tensor
     accept: Tensor
     drafted: Tensor
+    prompts: Tensor
 
     def __len__(self) -> int:
         return len(self.accept)
 
     def __getitem__(self, index: Tensor) -> Chains:
-        return Chains(self.features[index], self.accept[index], self.drafted[index])
+        return Chains(
+            self.features[index], self.accept[index], self.drafted[index], self.prompts[index]
+        )
 
 
 def chains_of(rows: RecordedRows, chosen: Tensor, depth: int) -> Chains:
@@ -109,7 +135,9 @@ def chains_of(rows: RecordedRows, chosen: Tensor, depth: int) -> Chains:
     accept, drafted = torch.zeros(count, depth), torch.zeros(count, depth, dtype=torch.bool)
     at = (place, rows.depths[on_chain])
     features[at], accept[at], drafted[at] = rows.features[on_chain], rows.labels[on_chain], True
-    return Chains(features, accept, drafted)
+    prompts = torch.zeros(count, dtype=torch.int64)
+    prompts[place] = rows.prompts[on_chain]
+    return Chains(features, accept, drafted, prompts)
 
 
 def expected(stay: Tensor, chains: Chains, costs: RoundCosts) -> tuple[Tensor, Tensor]:

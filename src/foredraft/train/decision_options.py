@@ -67,12 +67,28 @@ class DecisionOptions:
                 raise ConfigError(f"{name}={value!r} is not allowed; give {allowed}")
         check_rule(self.threshold, self.rule)
         _check_tree(self.tree)
+        self._check_costs()
         wrong = self.kind == "hard" and self.temperature not in (None, 0)
         if wrong or (self.kind == "soft" and self.temperature == 0):
             only = "0: hard labels are greedy matches" if wrong else "more than 0, such as 1"
             raise ConfigError(
                 f"temperature={self.temperature:g} is not allowed with kind={self.kind}; give {only}"
             )
+
+    def _check_costs(self) -> None:
+        """Refuse what rounds cannot be priced by."""
+        if self.objective == "cost" and self.rule == "path":
+            raise ConfigError(
+                "rule=path has no meaning with objective=cost: a model of that objective predicts no "
+                "acceptance that could be multiplied along a path; give rule=any"
+            )
+        asks = {
+            "objective=cost": self.objective == "cost",
+            "tune_threshold": self.tune_threshold,
+            "draft_cost": self.draft_cost is not None,
+        }
+        for name in (name for name, given in asks.items() if given):
+            check_chain(self.tree, name)
 
     @property
     def sampling_temperature(self) -> float:
@@ -97,6 +113,21 @@ def _check_tree(tree: str) -> None:
     )
 
     parse_k_config(tree)
+
+
+def check_chain(tree: str, asked: str) -> None:
+    """Refuse to price rounds of trees that branch.
+
+    Raises:
+        ConfigError: a level of the k-config has more than one child.
+    """
+    from foredraft.tree import parse_k_config
+
+    if any(width > 1 for width in parse_k_config(tree)):
+        raise ConfigError(
+            f"tree={tree} branches, and {asked} prices chains: of such rounds only the chains of first "
+            f"children are known; record a chain such as 1,1,1,1, or leave {asked} out"
+        )
 
 
 def _whole(least: int) -> Any:

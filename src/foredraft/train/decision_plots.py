@@ -52,6 +52,8 @@ def training_plot(lines: Sequence[dict[str, Any]]) -> Figure:
     held_out = [line for line in lines if line["kind"] == HELD_OUT]
     for name, colour in (("auc", COLOURS[2]), ("brier", COLOURS[3]), ("ece", COLOURS[4])):
         known = [line for line in held_out if name in line]
+        if not known:
+            continue
         xs, ys = [line["epoch"] for line in known], [line[name] for line in known]
         worth.plot(xs, ys, color=colour, marker="o", markersize=3, label=f"{name}, held out")
     loss.set(xlabel="epochs", ylabel="loss")

@@ -42,9 +42,13 @@ def shipped_head(model_name: str, *, weights: Path = WEIGHTS) -> Path | None:
     return next((folder for kind, folder in found if kind != "draft-model"), None)
 
 
-def shipped_decisions(*, weights: Path = WEIGHTS) -> dict[str, Path]:
-    """The folder of every decision model that ships, by its name; of the first model that has it."""
-    models = sorted(folder.name for folder in weights.glob("*") if folder.is_dir())
+def shipped_decisions(model_name: str | None = None, *, weights: Path = WEIGHTS) -> dict[str, Path]:
+    """The folder of every decision model that ships for an embedded model, by its name.
+
+    Without a model, of the first that has one of that name.
+    """
+    everything = sorted(folder.name for folder in weights.glob("*") if folder.is_dir())
+    models = everything if model_name is None else [model_name]
     found = {
         kind: folder
         for model in reversed(models)
