@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foredraft.bench.intervals import Interval
+from foredraft.bench.intervals import Interval, named
+from foredraft.bench.papers import Progress
 from foredraft.bench.quality.contexts import RootChoices
-from foredraft.bench.quality.figures import accuracy, answer_quality, named, root_quality
+from foredraft.bench.quality.figures import accuracy, answer_quality, root_quality
 from foredraft.bench.quality.plan import QualityPlan
 from foredraft.bench.quality.report import interval, write_quality
-from foredraft.bench.quality.run import ROOTS_FILE, Progress, QualityRun
+from foredraft.bench.quality.run import ROOTS_FILE, QualityRun
 from foredraft.bench.quality.tasks import make_tasks
 from foredraft.bench.scoring import Score, ScoredAnswer
 from foredraft.costs import CostTable

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from foredraft.bench.folder import Run
-from foredraft.bench.intervals import Floats, Interval, difference_interval, mean_interval
+from foredraft.bench.intervals import Floats, Interval, difference_interval, mean_interval, named
 from foredraft.bench.pairing import same_turns
 from foredraft.bench.plan import PLAIN
 from foredraft.bench.quality.contexts import RootChoices
@@ -24,13 +24,6 @@ FIGURES: Mapping[str, Callable[[Score], float | None]] = {
     "tempered_log_prob": lambda score: score.tempered_log_prob,
 }
 """Sums over an answer's tokens; each is reported per token."""
-
-
-def named(name: str, interval: Interval | None) -> dict[str, float | None]:
-    """A figure and the ends of its interval, ready for JSON."""
-    ends = ("value", "low", "high")
-    values = [getattr(interval, end) if interval else None for end in ends]
-    return dict(zip((name, f"{name}_low", f"{name}_high"), values, strict=True))
 
 
 def answer_quality(run: Run, scores: Scores, method: str) -> dict[str, Any]:

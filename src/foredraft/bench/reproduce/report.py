@@ -87,7 +87,7 @@ def _part(plan: ReproducePlan, folder: Path, temperature: float) -> dict[str, An
     if not run.methods:
         return None
     document = document_of(run)
-    labels = {entry.method: entry.label for entry in plan.entries}
+    labels = {entry.method: entry.label for entry in plan.entries(temperature)}
     scores = Scores(folder)
     rows = [
         {
@@ -98,7 +98,7 @@ def _part(plan: ReproducePlan, folder: Path, temperature: float) -> dict[str, An
         }
         for row in document["rows"]
     ]
-    found = best_shapes(run, rows, plan.budgets)
+    found = best_shapes(run, rows, plan.budgets, plan.decision_at(temperature))
     return {
         "provenance": document["provenance"],
         "rows": rows,
