@@ -22,7 +22,12 @@ from foredraft.bench.json_lines import JsonLines
 from foredraft.bench.papers import Progress, measure_wide
 from foredraft.bench.plan import check_same
 from foredraft.bench.provenance import provenance
-from foredraft.bench.quality.contexts import RootChoices, root_choices, sampled_context
+from foredraft.bench.quality.contexts import (
+    RootChoices,
+    context_name,
+    root_choices,
+    sampled_context,
+)
 from foredraft.bench.quality.plan import QualityPlan
 from foredraft.bench.quality.tasks import make_tasks
 from foredraft.bench.questions import Question
@@ -129,7 +134,7 @@ class QualityRun:
         named = [[(suite.name, q) for q in suite.questions] for suite in suites]
         dealt = [pair for rank in zip_longest(*named) for pair in rank if pair is not None]
         chosen = islice(cycle(dealt), self.plan.contexts)
-        return {f"{suite}/{q.id}/{i}": q for i, (suite, q) in enumerate(chosen)}
+        return {context_name(suite, q.id, i): q for i, (suite, q) in enumerate(chosen)}
 
     def _load(self) -> Models:
         methods = [parse_method(self.plan.drafting(drafter)) for drafter in self.plan.drafters]
