@@ -203,6 +203,7 @@ def test_the_report_shows_both_prices_and_what_was_published(done: Path) -> None
         "| 1.90 | 1.75 |",
         "GPU-like",
         "82 rows",
+        "The fork has 8 roots here, where the paper's has 16",
         "lossless: no",
     ):
         assert words in text
@@ -331,14 +332,15 @@ def test_budgets_have_a_table_for_each_price() -> None:
     assert f"{method_names.lossy('2,1')} (lossless: no)" in text
 
 
-def test_hindsight_is_said() -> None:
+@pytest.mark.parametrize("suites", ["builtin", "mine.jsonl,builtin/rag", "mine.jsonl"])
+def test_hindsight_is_said(suites: str) -> None:
     run = budget_run()
     rows = [
         {"temperature": 1.0, "label": row["method"], "greedy_agreement": None, **row}
         for row in document_of(run)["rows"]
     ]
     document = {
-        "plan": {"paper": "improved-mcsd", "model": "toy", "temperatures": [1.0]},
+        "plan": {"paper": "improved-mcsd", "model": "toy", "temperatures": [1.0], "suites": suites},
         "provenance": {"command": "foredraft bench reproduce"},
         "widths": width_sentence(run),
         "rows": rows,
@@ -347,6 +349,8 @@ def test_hindsight_is_said() -> None:
     }
     text = report_text(document)
     assert "in hindsight" in text
+    assert ("in-sample" in text) == ("builtin" in suites)
+    assert "has 8 roots here" not in text  # no fork in these tables
     assert "### 8 draft tokens, priced by this machine" in text
 
 
