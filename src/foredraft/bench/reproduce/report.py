@@ -38,7 +38,8 @@ HOW_TO_READ = f"""
   95 % intervals. Rows that keep the law are controls: what they differ by is chance.
 - *path acceptance* is the paper's rate: accepted draft tokens / the draft's depth, roots not counted.
   *acceptance* divides by all draft tokens. tau = 1 + accepted per round.
-- *modelled*: counted rounds priced by the cost table of this machine. *GPU-like* prices the same rounds by
+- *modelled*: counted rounds priced by the cost table of this machine, measured at the temperature of the run:
+  each method's drawing, filtering and rejecting is in it. *GPU-like* prices the same rounds by
   `{GPU_COSTS}`: every target pass costs the same whatever its width, a draft pass 2 % of it.
 - Speeds compare within one temperature. The published figures are of other models on other machines.
 """
