@@ -52,7 +52,8 @@ IN_SAMPLE = (
 HINDSIGHT = (
     "Every shape answered the same prompts, and the best one of each family was chosen by modelled time on "
     "those very prompts: in hindsight, which flatters families with many shapes. A budget is of draft "
-    "tokens; with the root, a target pass has one row more. Open roots are candidates, and counted."
+    "tokens; with the root, a target pass has one row more. Open roots are candidates, and counted. "
+    "Drafts that a decision model ends have these rows at most, and are priced by those that they have."
 )
 
 
