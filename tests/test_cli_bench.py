@@ -16,10 +16,10 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from foredraft.bench.folder import COSTS, PLAN, RECORDS, RunFolder
+from foredraft.bench.method_names import LOSSY
 from foredraft.bench.peers import PeerSpec
 from foredraft.bench.peers.hf import HFContender
 from foredraft.bench.quality.run import QualityRun
-from foredraft.bench.reproduce.line_up import LOSSY
 from foredraft.bench.reproduce.run import ReproduceRun
 from foredraft.bench.runner import BenchRun
 from foredraft.cli.interrupts import INTERRUPTED, noticed_interrupts

@@ -80,7 +80,12 @@ class PassCosts:
 
 @dataclass(frozen=True, slots=True)
 class DraftCosts:
-    """Seconds that drafting takes in a round: host work, and one pass a level for drafters with a model.
+    """Seconds that drafting adds to a round: host work, and one pass a level for drafters with a model.
+
+    Attributes:
+        host_s: of drafting beside its passes, and of all that comes after the target's pass, verification
+            above all, what plain decoding does not take.
+        passes: of the draft model or head.
 
     Raises:
         ConfigError: `host_s` is negative or not finite.
@@ -105,7 +110,7 @@ class CostTable:
 
     Attributes:
         target: passes of the target.
-        host_s: what else a round takes: verification, stop rules, text, cache commits.
+        host_s: what else a round of plain decoding takes: drawing a token, stop rules, text, cache commits.
         drafts: the cost of drafting by method, as named on the command line.
         provenance: where and how it was measured.
 

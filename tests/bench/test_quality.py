@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foredraft.bench.intervals import Interval
+from foredraft.bench.intervals import Interval, named
+from foredraft.bench.papers import Progress
 from foredraft.bench.quality.contexts import RootChoices
-from foredraft.bench.quality.figures import accuracy, answer_quality, named, root_quality
+from foredraft.bench.quality.figures import accuracy, answer_quality, root_quality
 from foredraft.bench.quality.plan import QualityPlan
 from foredraft.bench.quality.report import interval, write_quality
-from foredraft.bench.quality.run import ROOTS_FILE, Progress, QualityRun
+from foredraft.bench.quality.run import ROOTS_FILE, QualityRun
 from foredraft.bench.quality.tasks import make_tasks
 from foredraft.bench.scoring import Score, ScoredAnswer
 from foredraft.costs import CostTable
@@ -130,7 +131,9 @@ class Given:
     def __init__(self, **scores: tuple[Score, str]) -> None:
         self._scores = scores
 
-    def of(self, answer: Any) -> ScoredAnswer:
+    def of(self, answer: Any) -> ScoredAnswer | None:
+        if answer.method not in self._scores:
+            return None
         score, text = self._scores[answer.method]
         return ScoredAnswer("", "", text, score)
 
@@ -165,6 +168,8 @@ def test_accuracy_is_of_the_same_tasks() -> None:
     found = accuracy(pair_run(tasks[0].id), scores, "m", tasks)
     assert (found["tasks"], found["accuracy"], found["accuracy_difference"]) == (1, 1.0, 1.0)
     assert found["accuracy_difference_low"] is None
+    unscored: Any = Given(m=(Score(1, 1, 0.0, 0.0), right))
+    assert accuracy(pair_run(tasks[0].id), unscored, "m", tasks)["tasks"] == 0
     assert accuracy(pair_run("elsewhere"), scores, "m", tasks)["accuracy"] is None
 
 
@@ -172,13 +177,38 @@ def test_the_root_figure_is_the_mean_over_contexts() -> None:
     never = ((1.0, 0.0), (1.0, 0.0))
     second = ((1.0, 0.0), (0.0, 1.0))
     choices = [
-        RootChoices(str(i), "d", (5, 6), (0.4, 0.4), lengths)
+        RootChoices(f"s/q{i}/{i}", "d", (5, 6), (0.4, 0.4), lengths)
         for i, lengths in enumerate((never, second))
     ]
     found = root_quality(choices, "d", 2, "multinomial")
     assert found["root_tv"] == pytest.approx((0 + 0.5) / 2)
     assert found["root_tv_tail"] == pytest.approx(0.2)
     assert root_quality(choices, "other", 2, "multinomial")["root_tv"] is None
+
+
+def test_contexts_of_one_question_count_as_one() -> None:
+    never, second = ((1.0, 0.0), (1.0, 0.0)), ((1.0, 0.0), (0.0, 1.0))
+    choices = [
+        RootChoices(name, "d", (5, 6), (0.5, 0.5), lengths)
+        for name, lengths in (
+            ("s/a/0", never),
+            ("s/b/1", second),
+            ("s/a/2", second),
+            ("s/a/3", never),
+        )
+    ]
+    found = root_quality(choices, "d", 2, "multinomial")
+    assert (found["contexts"], found["questions"]) == (4, 2)
+    assert found["root_tv"] == pytest.approx((0.5 / 3 + 0.5) / 2)
+    alone = root_quality(choices[::2], "d", 2, "multinomial")
+    assert alone["root_tv_low"] is None  # one question leaves nothing to resample
+
+
+def test_the_tail_stands_in_the_table(done: Path) -> None:
+    (row, _) = json.loads((done / "results.json").read_text())["rows"]
+    report = (done / "report.md").read_text()
+    assert "| tail |" in report
+    assert f"| {row['root_tv_tail']:.3f} |" in report
 
 
 def test_cells_have_a_sign_and_an_interval() -> None:

@@ -191,6 +191,27 @@ def choices_of(tree: str, options: GenerationOptions, drafts: int = 3) -> RootCh
     )
 
 
+def test_every_draft_has_noise_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the context, the candidate and the draft's number; made again it has the same."""
+    engine, seeds = engine_of("2,1"), list[int | None]()
+    randomness = engine.randomness
+    monkeypatch.setattr(engine, "randomness", lambda seed: seeds.append(seed) or randomness(seed))
+
+    def drafted(name: str, seed: int) -> list[int | None]:
+        seeds.clear()
+        options = OPTIONS.replace(seed=seed)
+        names = (name, "d")
+        root_choices(
+            Engine(engine.target), engine, TEXT, options, names=names, candidates=V, drafts=4
+        )
+        return list(seeds)
+
+    first, second = drafted("s/q/0", 0), drafted("s/q/1", 1)
+    assert len({*first, *second}) == 2 * V * 4
+    assert drafted("s/q/0", 0) == first
+    assert not {*drafted("s/q/0", 9)} & {*first}
+
+
 def test_candidates_are_the_targets_own_likeliest() -> None:
     found = choices_of("2,1", OPTIONS)
     law = TableModel.random(V, seed=0).logits_after(TEXT).exp()

@@ -8,19 +8,26 @@ from typing import Any
 
 import pytest
 
+from foredraft.backends.table import TableModel
+from foredraft.bench import method_names
+from foredraft.bench.method_names import LOSSY
+from foredraft.bench.papers import measure_wide, wide_budget
 from foredraft.bench.plan import PLAIN
 from foredraft.bench.priced_twice import PAPER_ROWS, document_of, width_costs, width_sentence
 from foredraft.bench.reproduce import line_up
+from foredraft.bench.reproduce import plan as plans
 from foredraft.bench.reproduce.budgets import best_shapes, budget_tables
-from foredraft.bench.reproduce.line_up import CHAINS, LOSSY, ROOTED, TREES, shapes
+from foredraft.bench.reproduce.line_up import CHAINS, CUT_CHAINS, CUT_TREES, ROOTED, TREES, shapes
 from foredraft.bench.reproduce.plan import ReproducePlan, read_budgets, read_numbers
 from foredraft.bench.reproduce.published import SPEEDUPS, TABLES
 from foredraft.bench.reproduce.report import report_text, write_reproduction
 from foredraft.bench.reproduce.run import ReproduceRun
+from foredraft.config import GenerationOptions
 from foredraft.costs import CostTable, DraftCosts, PassCosts
 from foredraft.engine.engine import Engine
 from foredraft.errors import ConfigError
 from foredraft.methods import parse_method
+from foredraft.policies.decision_net import DecisionConfig, DecisionNet, save_decision, sizes_for
 from tests.bench.synthetic_runs import answer_of, prompt_of, round_of, run_of
 from tests.tiny_folders import save_folder
 
@@ -66,6 +73,45 @@ def test_the_line_up_is_the_papers() -> None:
 def test_decision_models_add_the_dynamic_rows() -> None:
     more = line_up.line_up("hidden")[len(line_up.line_up(None)) :]
     assert [entry.method.rpartition(":")[2] for entry in more] == ["decision=hidden"] * 2
+
+
+def test_shipped_decision_models_fit_the_temperature(
+    folders: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = {name: value for name, value in folders.items() if name == "suites"}
+    weights = Path("weights")
+
+    def at(*temperatures: float, **changes: Any) -> list[str | None]:
+        monkeypatch.setattr(plans, "shipped", lambda *_: None)  # plans are made whole all the same
+        plan = ReproducePlan(**own, temperatures=temperatures, **changes)
+        monkeypatch.setattr(plans, "shipped", lambda model, kind: weights)
+        return [plan.decision_at(t) for t in temperatures]
+
+    assert at(0.0, 0.7, 1.0) == ["decision-hard", "decision-soft", "decision-soft"]
+    assert at(0.0, 1.0, decision="none") == [None, None]
+    assert at(0.0, drafter=folders["drafter"]) == [None]  # it was not trained for that one
+    monkeypatch.setattr(plans, "shipped", lambda *_: None)
+    assert plan_of(folders).as_dict()["decisions"] == [None, None]
+
+
+def test_a_decision_model_given_holds_at_every_temperature(
+    folders: dict[str, str], tmp_path: Path
+) -> None:
+    save_decision(DecisionNet(DecisionConfig("soft", sizes_for("soft", 16))), tmp_path)
+    plan = plan_of(folders, decision=str(tmp_path), budgets=(8,))
+    for temperature in plan.temperatures:
+        methods = [entry.method for entry in plan.entries(temperature)]
+        assert sum(f"decision={tmp_path}" in method for method in methods) == 5
+    assert plan_of(folders, decision="none").decision_at(0) is None
+
+
+@pytest.mark.parametrize("budget", [8, 16])
+def test_families_with_a_decision_model_fit_their_budget(budget: int) -> None:
+    more = shapes(budget, "soft")[len(shapes(budget)) :]
+    assert {shape.family for shape in more} == {CUT_CHAINS, CUT_TREES}
+    assert max(shape.rows for shape in more) <= budget + 1
+    assert method_names.chain(8) + ":decision=soft:rule=path" in [shape.method for shape in more]
+    assert len(more) <= 6
 
 
 @pytest.mark.parametrize("budget", [8, 16])
@@ -157,6 +203,7 @@ def test_the_report_shows_both_prices_and_what_was_published(done: Path) -> None
         "| 1.90 | 1.75 |",
         "GPU-like",
         "82 rows",
+        "The fork has 8 roots here, where the paper's has 16",
         "lossless: no",
     ):
         assert words in text
@@ -178,13 +225,29 @@ def test_nothing_finished_is_nothing_to_report(folders: dict[str, str], tmp_path
         write_reproduction(plan_of(folders), tmp_path)
 
 
+def test_host_work_has_time_however_many_methods_there_are() -> None:
+    assert wide_budget(1) == pytest.approx((15, 0.2))
+    assert wide_budget(40) == pytest.approx((53, 41 / 53))
+    assert wide_budget(500) == pytest.approx((60, 0.8))
+
+
+def test_a_wide_table_is_measured_at_the_requests_temperature(folders: dict[str, str]) -> None:
+    target = Engine(TableModel.random(4)).target
+    table = measure_wide(target, {}, GenerationOptions(temperature=0.7))
+    assert table.provenance["temperature"] == 0.7
+    assert table.target.nodes[-1] == 192
+
+
 def test_lossy_engines_are_measured_by_the_cost_table(folders: dict[str, str]) -> None:
     """Their drafts are timed like those of any method."""
     from foredraft.engine.calibration import calibrate
     from foredraft.engine.load import load
 
     engine: Engine = load(
-        folders["model"], method=line_up.lossy("2,2,1"), drafter=folders["drafter"], dtype="float32"
+        folders["model"],
+        method=method_names.lossy("2,2,1"),
+        drafter=folders["drafter"],
+        dtype="float32",
     )
     table = calibrate(engine.target, {LOSSY: engine}, nodes=(1, 4), contexts=(8,), budget_s=0.5)
     assert table.draft_costs(LOSSY) is not None
@@ -207,10 +270,10 @@ def budget_run() -> Any:
     """A chain, a narrow tree and a wide one, on three prompts; the wider, the more is accepted."""
     kinds = {
         PLAIN: ((1,), 0),
-        line_up.chain(2): ((1, 1, 1), 1),
-        line_up.mcsd("2,1"): ((1, 2, 2), 2),
-        line_up.mcsd("4,2"): ((1, 4, 8), 2),
-        line_up.lossy("2,1"): ((2, 2), 1),
+        method_names.chain(2): ((1, 1, 1), 1),
+        method_names.mcsd("2,1"): ((1, 2, 2), 2),
+        method_names.mcsd("4,2"): ((1, 4, 8), 2),
+        method_names.lossy("2,1"): ((2, 2), 1),
     }
     records = [
         prompt_of(
@@ -225,18 +288,40 @@ def budget_run() -> Any:
         )
         for n in (1, 2, 3)
     ]
-    return run_of(*records, costs=WIDE, lossy=[line_up.lossy("2,1")])
+    return run_of(*records, costs=WIDE, lossy=[method_names.lossy("2,1")])
 
 
 def test_the_best_of_each_family_is_chosen_by_the_price_of_its_rounds() -> None:
     run = budget_run()
     found = best_shapes(run, document_of(run)["rows"], (16,))
     best = {(row["price"], row["family"]): row for row in found}
-    assert best["modelled", TREES]["method"] == line_up.mcsd("2,1")  # 13 rows cost too much here
+    assert best["modelled", TREES]["method"] == method_names.mcsd(
+        "2,1"
+    )  # 13 rows cost too much here
     assert best["modelled", ROOTED]["lossless"] == "no"
     assert best["modelled", CHAINS]["modelled_vs_chain"] == pytest.approx(1)
     assert best["modelled", TREES]["modelled_vs_chain"] == pytest.approx(3 / 2)
     assert best["modelled", TREES]["rows"] == 5
+
+
+def test_chains_with_a_decision_model_are_held_against_the_best_fixed_one() -> None:
+    cut = method_names.cut(method_names.chain(5), "soft", "any")
+    records = [
+        prompt_of(
+            answer_of(PLAIN, *[round_of(0, widths=(1,), draft_rows=())] * n),
+            answer_of(
+                method_names.chain(2), *[round_of(1, widths=(1, 1, 1), draft_rows=(1, 1))] * n
+            ),
+            answer_of(cut, *[round_of(1, widths=(1, 1), draft_rows=(1,))] * n),
+            id=str(n),
+        )
+        for n in (1, 2, 3)
+    ]
+    run = run_of(*records, costs=WIDE)
+    found = best_shapes(run, document_of(run)["rows"], (8,), "soft")
+    (row,) = [r for r in found if (r["price"], r["family"]) == ("modelled", CUT_CHAINS)]
+    assert row["method"] == cut
+    assert row["modelled_vs_chain"] == pytest.approx(1.02 / 1.01)  # a draft pass less
 
 
 def test_budgets_have_a_table_for_each_price() -> None:
@@ -244,17 +329,18 @@ def test_budgets_have_a_table_for_each_price() -> None:
     found = best_shapes(run, document_of(run)["rows"], (8, 16))
     text = "\n".join(budget_tables(found))
     assert text.count("### ") == 4
-    assert f"{line_up.lossy('2,1')} (lossless: no)" in text
+    assert f"{method_names.lossy('2,1')} (lossless: no)" in text
 
 
-def test_hindsight_is_said() -> None:
+@pytest.mark.parametrize("suites", ["builtin", "mine.jsonl,builtin/rag", "mine.jsonl"])
+def test_hindsight_is_said(suites: str) -> None:
     run = budget_run()
     rows = [
         {"temperature": 1.0, "label": row["method"], "greedy_agreement": None, **row}
         for row in document_of(run)["rows"]
     ]
     document = {
-        "plan": {"paper": "improved-mcsd", "model": "toy", "temperatures": [1.0]},
+        "plan": {"paper": "improved-mcsd", "model": "toy", "temperatures": [1.0], "suites": suites},
         "provenance": {"command": "foredraft bench reproduce"},
         "widths": width_sentence(run),
         "rows": rows,
@@ -263,6 +349,8 @@ def test_hindsight_is_said() -> None:
     }
     text = report_text(document)
     assert "in hindsight" in text
+    assert ("in-sample" in text) == ("builtin" in suites)
+    assert "has 8 roots here" not in text  # no fork in these tables
     assert "### 8 draft tokens, priced by this machine" in text
 
 

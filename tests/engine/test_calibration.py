@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from foredraft.backends.hf import HFTarget
 from foredraft.backends.table import TableModel
 from foredraft.cli.calibrate import calibrate as command
 from foredraft.cli.calibrate import sentences
+from foredraft.config import GenerationOptions
 from foredraft.costs import CostTable, DraftCosts, PassCosts
 from foredraft.drafters.draft_model import DraftModelDrafter
 from foredraft.drafters.ngram import NgramDrafter
@@ -33,8 +35,14 @@ from foredraft.engine.cost_files import (
 from foredraft.engine.host_costs import draft_host_s, drafted_rounds, host_s, plain_rounds
 from foredraft.engine.pass_costs import MAX_REPEATS, MIN_REPEATS, PassTimes, measure_passes
 from foredraft.errors import ConfigError
+from foredraft.policies.fixed import FixedPolicy
+from foredraft.protocols import Verdict
 from foredraft.results import RoundRecord
-from foredraft.tree import NO_PARENT
+from foredraft.sampling.law import TargetLaws
+from foredraft.sampling.randomness import Randomness
+from foredraft.tree import NO_PARENT, DraftTree, Proposal
+from foredraft.verifiers.multi_root import MultiRootVerifier
+from foredraft.verifiers.rejection import RejectionVerifier
 from tests.scripted import ScriptedDrafter, Watched, empty
 from tests.tiny_folders import save_folder
 from tests.tiny_models import tiny_bloom, tiny_llama
@@ -339,6 +347,53 @@ def test_a_target_can_be_calibrated_on_its_own() -> None:
     assert not table.drafts
 
 
+class Slow(RejectionVerifier):
+    """Takes its time, and notes whether laws were greedy."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds, self.greedy = seconds, set[bool]()
+
+    def verify(self, tree: DraftTree, laws: TargetLaws, random: Randomness) -> Verdict:
+        self.greedy.add(laws.greedy)
+        time.sleep(self.seconds)
+        return super().verify(tree, laws, random)
+
+
+def test_what_a_methods_verifier_takes_is_priced_at_the_requests_temperature() -> None:
+    target = TableModel.random(8)
+    fast, slow = Slow(), Slow(0.02)
+    engines = {
+        name: Engine(
+            target,
+            DraftModelDrafter(TableModel.random(8, seed=1), Proposal.SAMPLED),
+            verifier=verifier,
+        )
+        for name, verifier in (("fast", fast), ("slow", slow))
+    }
+    options = GenerationOptions(temperature=0.7, top_k=3)
+    table = calibrate(target, engines, options, nodes=(1,), contexts=(4,), budget_s=0.05)
+    assert 0.02 < table.drafts["slow"].host_s < 0.06
+    assert table.drafts["fast"].host_s < 0.02
+    assert table.host_s < 0.02
+    assert slow.greedy == {False}
+    assert [table.provenance[name] for name in ("temperature", "top_k")] == [0.7, 3]
+    calibrate(target, engines, nodes=(1,), contexts=(4,), budget_s=0.05)
+    assert slow.greedy == {False, True}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_open_roots_are_timed_with_their_own_verifier(temperature: float) -> None:
+    target = TableModel.random(8)
+    engine = Engine(
+        target,
+        DraftModelDrafter(TableModel.random(8, seed=1), Proposal.SAMPLED),
+        FixedPolicy((2, 1), num_roots=2),
+        MultiRootVerifier(2),
+    )
+    rounds = drafted_rounds(engine, 0.05, GenerationOptions(temperature=temperature))
+    assert all(r.num_accepted == r.depth for r in rounds if not r.cut)
+
+
 def test_an_engine_with_another_target_is_refused() -> None:
     with pytest.raises(ConfigError, match="engine 'other' has another target"):
         calibrate(TableModel.random(4), {"other": Engine(TableModel.random(4))})
@@ -495,6 +550,12 @@ def test_the_last_line_is_the_table_and_a_draft_model_has_levels(home: Path, fol
     passes = table.drafts["speculative"].passes
     assert passes is not None
     assert passes.nodes == (1, 4)
+
+
+def test_the_temperature_is_an_option(home: Path, folder: Path) -> None:
+    done = run("--model", folder, *FAST, "--temperature", "0.7", "--json")
+    assert json.loads(done.stdout.splitlines()[-1])["provenance"]["temperature"] == 0.7
+    assert run("--model", folder, "--temperature=-1").exit_code == 2
 
 
 def test_contexts_past_the_models_are_left_out_with_a_note(home: Path, folder: Path) -> None:

@@ -124,7 +124,7 @@ def test_a_benchmark_runs_heads_and_prices_their_rounds(
     methods = (PLAIN, "ngram", "eagle2:nodes=6:depth=2", "eagle-chain-3")
     made = plan(folders, tmp_path, *methods)
 
-    def measure(target: Target, engines: dict[str, Engine]) -> CostTable:
+    def measure(target: Target, engines: dict[str, Engine], _: Any) -> CostTable:
         return calibrate(target, engines, nodes=(1, 8), contexts=(16,), budget_s=0.2)
 
     folder = RunFolder(tmp_path / "run")
@@ -160,7 +160,7 @@ def test_a_benchmark_sets_several_heads_beside_each_other(
     made = plan(folders, tmp_path, PLAIN, "eagle2", *named)
     seen: dict[str, Any] = {}
 
-    def measure(target: Target, engines: dict[str, Engine]) -> CostTable:
+    def measure(target: Target, engines: dict[str, Engine], _: Any) -> CostTable:
         seen.update({name: getattr(e.drafter, "head", None) for name, e in engines.items()})
         return CostTable.flat(0.02, 0.002)
 

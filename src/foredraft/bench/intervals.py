@@ -74,6 +74,13 @@ def mean_interval(values: Sequence[float]) -> Interval | None:
     return difference_interval((np.array(values, dtype=np.float64),), np.mean)
 
 
+def named(name: str, interval: Interval | None) -> dict[str, float | None]:
+    """A figure and the ends of its interval, ready for JSON."""
+    if interval is None:
+        return dict.fromkeys((name, f"{name}_low", f"{name}_high"))
+    return {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
+
+
 def resample(samples: Sequence[Floats], statistic: Callable[..., Any]) -> Floats:
     """[R] the statistic of every resample of the prompts.
 

@@ -8,7 +8,7 @@ from statistics import mean, median
 from typing import Any
 
 from foredraft.bench.folder import Run
-from foredraft.bench.intervals import Interval
+from foredraft.bench.intervals import Interval, named
 from foredraft.bench.modelled import (
     Pricing,
     is_peer,
@@ -151,8 +151,8 @@ def _row(
         "modelled_tokens_per_s": modelled_tokens_per_s(stats, costs, method),
         "oracle_modelled_tokens_per_s": oracle_tokens_per_s(stats, costs, method),
         **_speedups(records, method),
-        **_named("request_speedup_vs_plain", _request_speedup(records, method)),
-        **_named("modelled_speedup_vs_plain", _modelled_speedup(records, method, costs)),
+        **named("request_speedup_vs_plain", _request_speedup(records, method)),
+        **named("modelled_speedup_vs_plain", _modelled_speedup(records, method, costs)),
         **_identity(answers),
         "per_turn": _per_turn(answers),
     }
@@ -170,7 +170,7 @@ def _category_row(
         "method": method,
         "prompts": sum(bool(record.of(method)) for record in records),
         **_main_metrics(stats),
-        **_named("speedup_vs_plain", speedup),
+        **named("speedup_vs_plain", speedup),
     }
 
 
@@ -179,8 +179,8 @@ def _speedups(records: Sequence[PromptRecord], method: str) -> dict[str, float |
     for name, baseline in BASELINES.items():
         pairs = pair(records, method, baseline)
         itself = ITSELF if method == baseline else None
-        figures |= _named(f"speedup_vs_{name}", itself or pooled_speedup(pairs))
-        figures |= _named(f"speedup_vs_{name}_median", itself or median_speedup(pairs))
+        figures |= named(f"speedup_vs_{name}", itself or pooled_speedup(pairs))
+        figures |= named(f"speedup_vs_{name}_median", itself or median_speedup(pairs))
     return figures
 
 
@@ -205,12 +205,6 @@ def _modelled_speedup(
 def _has_price(records: Sequence[PromptRecord], method: str, costs: CostTable) -> bool:
     stats = Statistics.pool(answer.stats for answer in _answers(records, method))
     return modelled_tokens_per_s(stats, costs, method) is not None
-
-
-def _named(name: str, interval: Interval | None) -> dict[str, float | None]:
-    if interval is None:
-        return dict.fromkeys((name, f"{name}_low", f"{name}_high"))
-    return {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
 
 
 def _identity(answers: Sequence[AnswerRecord]) -> dict[str, Any]:

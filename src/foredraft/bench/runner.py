@@ -31,7 +31,7 @@ WARM_UP_TOKENS = 16
 
 Report = Callable[[str], None]
 Enter = Callable[[BenchPlan, Models, Report, Report], list[Contender]]
-Measure = Callable[[Target, Mapping[str, Engine]], CostTable]
+Measure = Callable[[Target, Mapping[str, Engine], GenerationOptions], CostTable]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,8 @@ class BenchRun:
         self.folder.write_plan(self._begun)
         if not self.folder.has_costs:
             self._report("measuring what passes cost")
-            self.folder.write_costs(self._measure(models.target, self._drafting(models, field)))
+            engines = self._drafting(models, field)
+            self.folder.write_costs(self._measure(models.target, engines, self.plan.options))
 
     def _drafting(self, models: Models, field: Sequence[Contender]) -> dict[str, Engine]:
         """Engines whose drafts cost what each contender's do; a peer's draft model is the shared one."""

@@ -60,7 +60,10 @@ def reproduce(
     ] = "",
     decision: Annotated[
         str | None,
-        typer.Option(help="Decision model of the dynamic rows; without one they are left out."),
+        typer.Option(
+            help="Decision model of the dynamic rows, by name or folder, at every temperature; left out, the "
+            "one that ships for the model: hard at 0, soft above. none leaves these rows out."
+        ),
     ] = default_of(ReproducePlan, "decision"),
     drafter: Annotated[
         str | None, typer.Option(help="A draft model; none takes the one that ships for the model.")

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from foredraft.cli import common
 from foredraft.cli.failures import clear_failures
+from foredraft.config import GenerationOptions
 from foredraft.costs import (
     BUDGET_S,
     BUSY_SPREAD,
@@ -49,6 +50,9 @@ def calibrate(
     contexts: Annotated[
         str, typer.Option(help="Tokens cached before it, comma-separated.")
     ] = _listed(CONTEXTS),
+    temperature: Annotated[
+        float, typer.Option(help="Of the answers whose host work is timed; 0 is greedy.")
+    ] = 0.0,
     budget: Annotated[float, typer.Option(help="Seconds to measure, loading apart.")] = BUDGET_S,
     out: Annotated[Path | None, typer.Option(help="Write the table to this JSON file too.")] = None,
     as_json: Annotated[
@@ -59,19 +63,24 @@ def calibrate(
     with clear_failures():
         grid = check_grid(_numbers("nodes", nodes), _numbers("contexts", contexts))
         check_budget(budget)
+        options = GenerationOptions(temperature=temperature)
         if out is not None:
             check_writable(out)
         from foredraft.engine.load import best_method
 
         name = best_method(model, drafter)
         engine = common.load_engine(model, method=name, drafter=drafter, dtype=dtype, device=device)
-        table = _measure(engine, name, grid, budget)
+        table = _measure(engine, name, grid, budget, options)
         _show(table, model, grid, as_json)
         _keep(table, engine, model, out)
 
 
 def _measure(
-    engine: Engine, name: str, grid: tuple[Sequence[int], Sequence[int]], budget_s: float
+    engine: Engine,
+    name: str,
+    grid: tuple[Sequence[int], Sequence[int]],
+    budget_s: float,
+    options: GenerationOptions,
 ) -> CostTable:
     """The table, with progress on stderr."""
     from foredraft.bench.provenance import provenance
@@ -83,6 +92,7 @@ def _measure(
         table = calibration.calibrate(
             engine.target,
             {name: engine},
+            options,
             nodes=grid[0],
             contexts=grid[1],
             budget_s=budget_s,

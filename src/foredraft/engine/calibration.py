@@ -7,11 +7,19 @@ from typing import Any
 
 import torch
 
+from foredraft.config import GenerationOptions
 from foredraft.costs import BUDGET_S, CONTEXTS, NODES, CostTable, DraftCosts, check_budget
 from foredraft.drafters.eagle.drafter import EagleDrafter
 from foredraft.drafters.eagle.passes import HeadPasses
 from foredraft.engine.engine import Engine
-from foredraft.engine.host_costs import draft_host_s, drafted_rounds, host_s, plain_rounds
+from foredraft.engine.host_costs import (
+    GREEDY,
+    beyond_plain_s,
+    draft_host_s,
+    drafted_rounds,
+    host_s,
+    plain_rounds,
+)
 from foredraft.engine.pass_costs import QUANTILE, PassTimes, Report, time_passes
 from foredraft.errors import ConfigError
 from foredraft.protocols import Target
@@ -23,10 +31,12 @@ DECODE_SHARE = 0.2
 def calibrate(
     target: Target,
     engines: Mapping[str, Engine],
+    options: GenerationOptions = GREEDY,
     *,
     nodes: Sequence[int] = NODES,
     contexts: Sequence[int] = CONTEXTS,
     budget_s: float = BUDGET_S,
+    decode_share: float = DECODE_SHARE,
     report: Report = lambda message: None,
 ) -> CostTable:
     """The cost table of a target and of the methods that draft for it.
@@ -34,8 +44,11 @@ def calibrate(
     Args:
         target: measured once, as is every distinct draft model and head.
         engines: methods by name; each has this target. One without a drafter has no entry in the table.
+        options: the request whose host work is timed: softmax, filters, draws and rejections are those of
+            its temperature, `top_p` and `top_k`.
         nodes, contexts: as in `measure_passes`.
         budget_s: seconds for all of it together.
+        decode_share: of the budget, for timing the host's work in short answers.
         report: called with what is measured next.
 
     Raises:
@@ -46,25 +59,24 @@ def calibrate(
     drafting = {name: engine for name, engine in engines.items() if engine.drafter is not None}
     models = [target, *filter(None, map(draft_model, drafting.values()))]
     distinct = {_identity(model): model for model in models}
-    share_s = budget_s * (1 - DECODE_SHARE) / len(distinct)
+    share_s = budget_s * (1 - decode_share) / len(distinct)
     times = {
         key: time_passes(model, nodes, contexts, share_s, report=report)
         for key, model in distinct.items()
     }
     passes = {key: measured.costs() for key, measured in times.items()}
-    share_s = budget_s * DECODE_SHARE / (len(drafting) + 1)
+    share_s = budget_s * decode_share / (len(drafting) + 1)
     report("timing rounds of plain decoding")
-    plain = plain_rounds(next(iter(engines.values()), Engine(target)), share_s)
+    plain = plain_rounds(next(iter(engines.values()), Engine(target)), share_s, options)
     drafts = {}
     for name, engine in drafting.items():
         report(f"timing drafts of {name}")
         own_passes = passes.get(_identity(draft_model(engine)))
-        drafts[name] = DraftCosts(
-            draft_host_s(drafted_rounds(engine, share_s), own_passes), own_passes
-        )
-    return CostTable(
-        passes[_identity(target)], host_s(plain), drafts, _provenance(times[_identity(target)])
-    )
+        rounds = drafted_rounds(engine, share_s, options)
+        own_s = draft_host_s(rounds, own_passes) + beyond_plain_s(rounds, plain)
+        drafts[name] = DraftCosts(own_s, own_passes)
+    provenance = _provenance(times[_identity(target)], options)
+    return CostTable(passes[_identity(target)], host_s(plain), drafts, provenance)
 
 
 def draft_model(engine: Engine) -> Target | None:
@@ -80,8 +92,11 @@ def _identity(model: Target | None) -> Hashable:
     return model if isinstance(model, HeadPasses) else id(model)
 
 
-def _provenance(times: PassTimes) -> dict[str, Any]:
+def _provenance(times: PassTimes, options: GenerationOptions) -> dict[str, Any]:
     return {
+        "temperature": options.temperature,
+        "top_p": options.top_p,
+        "top_k": options.top_k,
         "repeats": len(times.seconds),
         "spread": times.spread(),
         "quantile": QUANTILE,

@@ -47,6 +47,11 @@ class RootChoices:
         return self.context, self.drafter
 
     @property
+    def question(self) -> str:
+        """The suite and id of the question that the context begins with."""
+        return question_of(self.context)
+
+    @property
     def tail(self) -> float:
         """Probability of the tokens that are no candidates."""
         return max(0.0, 1.0 - sum(self.probs))
@@ -57,6 +62,16 @@ class RootChoices:
         tokens, probs = tuple(document["tokens"]), tuple(document["probs"])
         lengths = tuple(map(tuple, document["lengths"]))
         return cls(document["context"], document["drafter"], tokens, probs, lengths)
+
+
+def context_name(suite: str, question: str, number: int) -> str:
+    """The name of the `number`-th context, which begins with this question."""
+    return f"{suite}/{question}/{number}"
+
+
+def question_of(name: str) -> str:
+    """What `context_name` was given, without the number: contexts of one question are not independent."""
+    return name.rpartition("/")[0]
 
 
 def sampled_context(
@@ -92,6 +107,9 @@ def root_choices(
         names: of the context and of the drafter.
         candidates: M at most; fewer where the law has less support.
         drafts: R, over which each candidate's accepted length is averaged; greedy drafts are all alike.
+
+    Each draft has noise of its own, made from the seed, the context's name, the candidate and the draft's
+    number; drafters share it.
     """
     tokens, probs = _candidates(plain, context_ids, options, candidates)
     ends = frozenset(plain.target.eos_token_ids)
@@ -101,7 +119,10 @@ def root_choices(
         if token in ends
         else np.mean(
             _padded(
-                [_lengths(drafting, [*context_ids, token], options, r) for r in range(repeats)]
+                [
+                    _lengths(drafting, [*context_ids, token], options, f"{names[0]}/{token}/{r}")
+                    for r in range(repeats)
+                ]
             ),
             axis=0,
         )
@@ -114,7 +135,7 @@ def _candidates(
     plain: Engine, context_ids: Sequence[int], options: GenerationOptions, count: int
 ) -> tuple[tuple[int, ...], tuple[float, ...]]:
     """The likeliest tokens and their probabilities; ranked by score, since a greedy law is one point."""
-    with _scored(plain, context_ids, options, 0) as (_, laws):
+    with _scored(plain, context_ids, options, "") as (_, laws):
         best = laws.scores(0).sort(
             descending=True, stable=True
         )  # of equal ones the first, as roots
@@ -125,19 +146,19 @@ def _candidates(
 
 
 def _lengths(
-    drafting: Engine, text: Sequence[int], options: GenerationOptions, number: int
+    drafting: Engine, text: Sequence[int], options: GenerationOptions, draft: str
 ) -> Floats:
-    """The law of the accepted length of one draft behind a text, [D + 1]."""
-    with _scored(drafting, text, options, number) as (tree, laws):
+    """The law of the accepted length of one draft behind a text, [D + 1]; its noise is made from its name."""
+    with _scored(drafting, text, options, draft) as (tree, laws):
         return length_law(tree, laws)
 
 
 @contextmanager
 def _scored(
-    engine: Engine, text: Sequence[int], options: GenerationOptions, number: int
+    engine: Engine, text: Sequence[int], options: GenerationOptions, draft: str
 ) -> Iterator[tuple[DraftTree, TargetLaws]]:
     """One round up to its verification: the tree, and the target's laws over it."""
-    seed = (options.seed or 0) + number
+    seed = random.Random(f"{options.seed or 0}/{draft}").getrandbits(63)
     session: Session = engine.session(text, options, engine.randomness(seed))
     try:
         session.prefill()

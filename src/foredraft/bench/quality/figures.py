@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from foredraft.bench.folder import Run
-from foredraft.bench.intervals import Floats, Interval, difference_interval, mean_interval
+from foredraft.bench.intervals import Floats, Interval, difference_interval, mean_interval, named
 from foredraft.bench.pairing import same_turns
 from foredraft.bench.plan import PLAIN
 from foredraft.bench.quality.contexts import RootChoices
@@ -24,13 +24,6 @@ FIGURES: Mapping[str, Callable[[Score], float | None]] = {
     "tempered_log_prob": lambda score: score.tempered_log_prob,
 }
 """Sums over an answer's tokens; each is reported per token."""
-
-
-def named(name: str, interval: Interval | None) -> dict[str, float | None]:
-    """A figure and the ends of its interval, ready for JSON."""
-    ends = ("value", "low", "high")
-    values = [getattr(interval, end) if interval else None for end in ends]
-    return dict(zip((name, f"{name}_low", f"{name}_high"), values, strict=True))
 
 
 def answer_quality(run: Run, scores: Scores, method: str) -> dict[str, Any]:
@@ -49,13 +42,19 @@ def answer_quality(run: Run, scores: Scores, method: str) -> dict[str, Any]:
 
 
 def accuracy(run: Run, scores: Scores, method: str, tasks: Sequence[Task]) -> dict[str, Any]:
-    """The share of tasks that a method solves, and what plain decoding solves less, on the same tasks."""
+    """The share of tasks that a method solves, and what plain decoding solves less, on the same tasks.
+
+    A task counts where both answers are scored: what is not scored has no text to judge.
+    """
     known = {task.id: task for task in tasks}
     pairs = []
     for record in run.records:
         answers = [record.of(name) for name in (method, PLAIN)]
         if all(answers) and record.id in known:
-            pairs.append([_solved(known[record.id], answer[0], scores) for answer in answers])
+            found = [scores.of(answer[0]) for answer in answers]
+            texts = [entry.text for entry in found if entry is not None]
+            if len(texts) == len(found):
+                pairs.append([is_right(known[record.id], text) for text in texts])
     solved = np.array(pairs, dtype=np.float64).reshape(-1, 2)
     return {
         "tasks": len(solved),
@@ -67,17 +66,30 @@ def accuracy(run: Run, scores: Scores, method: str, tasks: Sequence[Task]) -> di
 def root_quality(
     choices: Sequence[RootChoices], drafter: str, num_roots: int, roots: RootChoice
 ) -> dict[str, Any]:
-    """The total variation of the emitted root's law from the target's: the mean over contexts.
+    """The total variation of the emitted root's law from the target's: the mean over questions.
 
-    Both are laws over the candidates; `tail` is the mean probability of all other tokens.
+    Both are laws over the candidates; `tail` is the mean probability of all other tokens. Contexts of one
+    question are averaged first, and questions are what is resampled.
     """
     mine = [found for found in choices if found.drafter == drafter]
-    changes = [_change(found, num_roots, roots) for found in mine]
+    changes = _by_question(mine, lambda found: _change(found, num_roots, roots))
+    tails = _by_question(mine, lambda found: found.tail)
     return {
         "contexts": len(mine),
+        "questions": len(changes),
         **named("root_tv", mean_interval(changes)),
-        "root_tv_tail": float(np.mean([found.tail for found in mine])) if mine else None,
+        "root_tv_tail": float(np.mean(tails)) if tails else None,
     }
+
+
+def _by_question(
+    choices: Sequence[RootChoices], read: Callable[[RootChoices], float]
+) -> list[float]:
+    """The mean of each question's contexts."""
+    groups: dict[str, list[float]] = {}
+    for found in choices:
+        groups.setdefault(found.question, []).append(read(found))
+    return [float(np.mean(values)) for values in groups.values()]
 
 
 def _change(found: RootChoices, num_roots: int, roots: RootChoice) -> float:
@@ -124,8 +136,3 @@ def _difference(mine: Floats, plain: Floats) -> Interval | None:
         return a.sum(axis) / tokens.sum(axis) - b.sum(axis) / others.sum(axis)
 
     return difference_interval((*mine, *plain), statistic)
-
-
-def _solved(task: Task, answer: AnswerRecord, scores: Scores) -> bool:
-    entry = scores.of(answer)
-    return entry is not None and is_right(task, entry.text)

@@ -8,10 +8,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from foredraft.bench.method_names import lossy, mcsd
 from foredraft.bench.plan import PLAIN, BenchPlan
 from foredraft.errors import ConfigError
 
-LOSSY = "mcsd-improved-lossy"
 TASK_TOKENS = 16
 """Tokens of an answer to a task: all of them are asked for with a word or a number."""
 
@@ -74,7 +74,7 @@ class QualityPlan:
 
     def drafting(self, drafter: str) -> str:
         """The method whose drafts behind a text are those that a root carries."""
-        return f"mcsd:tree={self.tree}:drafter={drafter}"
+        return f"{mcsd(self.tree)}:drafter={drafter}"
 
     @cached_property
     def answers(self) -> BenchPlan:
@@ -117,7 +117,7 @@ def lossy_methods(
     """The lossy mode by drafter and number of roots, as named on the command line."""
     chosen = "" if roots == "multinomial" else f":roots={roots}"
     return {
-        (drafter, w): f"{LOSSY}:tree={w},{tree}{chosen}:drafter={drafter}"
+        (drafter, w): f"{lossy(f'{w},{tree}')}{chosen}:drafter={drafter}"
         for drafter in drafters
         for w in range(1, max_roots + 1)
     }

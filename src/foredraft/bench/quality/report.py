@@ -25,15 +25,16 @@ SPEED = ("tokens_per_pass", "mean_acceptance_length", "path_acceptance_rate")
 SPEEDUPS = ("speedup_vs_plain", "modelled_speedup_vs_plain", "gpu_modelled_speedup_vs_plain")
 
 HEADER = (
-    *("drafter", "W", "lossless", "TV of the root", "greedy agreement", "log p per token"),
+    *("drafter", "W", "lossless", "TV of the root", "tail", "greedy agreement", "log p per token"),
     *("log p at T", "accuracy", "tokens/pass", "speed vs plain", "modelled", "modelled, GPU-like"),
 )
 HOW_TO_READ = """
 - W roots are drawn from the target's own law, each carries a draft, and the root whose draft is accepted
   furthest wins. W = 1 keeps the law (lossless: yes); with more, answers are other answers.
 - *TV of the root*: half the sum of what the emitted root's law differs by from the target's, over the
-  likeliest tokens; exact given the drafts, the mean over contexts. 0 is lossless. Few drafts a candidate
-  make it a little too large on average.
+  likeliest tokens; exact given the drafts, the mean over questions, whose contexts are averaged. 0 is
+  lossless. Few drafts a candidate make it a little too large on average. *Tail*: the probability of the
+  tokens left out, about which it says nothing.
 - All other columns but the last four are *lossy minus plain* on the same prompts, in brackets the two-sided
   95 % interval over prompts; an interval that leaves out 0 is a difference. *Greedy agreement*: the share of
   emitted tokens that are the argmax of the target's law given the text so far. *log p*: nats per emitted
@@ -135,6 +136,7 @@ def quality_table(rows: Sequence[Mapping[str, Any]]) -> str:
             str(row["num_roots"]),
             row["lossless"],
             interval(row, "root_tv", 3),
+            number(row["root_tv_tail"], 3),
             interval(row, "greedy_agreement_difference", 3),
             interval(row, "log_prob_difference", 3),
             interval(row, "tempered_log_prob_difference", 3),

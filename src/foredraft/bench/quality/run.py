@@ -12,24 +12,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import asdict
 from itertools import cycle, islice, zip_longest
 from pathlib import Path
 from typing import Any
 
 from foredraft.bench.folder import RunFolder
 from foredraft.bench.json_lines import JsonLines
+from foredraft.bench.papers import Progress, measure_wide
 from foredraft.bench.plan import check_same
 from foredraft.bench.provenance import provenance
-from foredraft.bench.quality.contexts import RootChoices, root_choices, sampled_context
+from foredraft.bench.quality.contexts import (
+    RootChoices,
+    context_name,
+    root_choices,
+    sampled_context,
+)
 from foredraft.bench.quality.plan import QualityPlan
 from foredraft.bench.quality.tasks import make_tasks
 from foredraft.bench.questions import Question
 from foredraft.bench.runner import BenchRun, Measure, encode_question
 from foredraft.bench.scoring import Scores, enter_scored
-from foredraft.costs import NODES
-from foredraft.engine.calibration import calibrate
 from foredraft.engine.engine import Engine
 from foredraft.engine.load import Models, load_models
 from foredraft.errors import ConfigError
@@ -38,19 +41,6 @@ from foredraft.methods import parse_method
 
 PLAN, ROOTS_FILE, ANSWERS, TASKS = "quality.json", "roots.jsonl", "answers", "tasks"
 TASKS_FILE = "tasks.jsonl"
-WIDE_NODES = (*NODES, 45, 82, 128, 192)
-"""The papers' shapes are wider than those that pay on a CPU: passes of 45 and of 82 rows are measured."""
-
-measure_wide: Measure = partial(calibrate, nodes=WIDE_NODES)
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Where a part of a measurement is."""
-
-    part: str
-    done: int
-    total: int
 
 
 class QualityRun:
@@ -144,7 +134,7 @@ class QualityRun:
         named = [[(suite.name, q) for q in suite.questions] for suite in suites]
         dealt = [pair for rank in zip_longest(*named) for pair in rank if pair is not None]
         chosen = islice(cycle(dealt), self.plan.contexts)
-        return {f"{suite}/{q.id}/{i}": q for i, (suite, q) in enumerate(chosen)}
+        return {context_name(suite, q.id, i): q for i, (suite, q) in enumerate(chosen)}
 
     def _load(self) -> Models:
         methods = [parse_method(self.plan.drafting(drafter)) for drafter in self.plan.drafters]

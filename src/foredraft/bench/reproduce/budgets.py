@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from foredraft.bench.folder import Run
+from foredraft.bench.intervals import named
 from foredraft.bench.modelled import modelled_totals, read_costs
 from foredraft.bench.priced_twice import GPU_COSTS
-from foredraft.bench.quality.figures import named
 from foredraft.bench.reproduce.line_up import ABLATED, CHAINS, TREES, Shape, shapes
 from foredraft.bench.rows import ALL, Rows
 from foredraft.bench.speedups import pair, pooled_speedup
@@ -29,20 +29,27 @@ HEADER = (
 )
 
 
-def best_shapes(run: Run, rows: Rows, budgets: Sequence[int]) -> list[dict[str, Any]]:
-    """A row for each price, budget and family: its best shape, and ratios to the best chain.
+def best_shapes(
+    run: Run, rows: Rows, budgets: Sequence[int], decision: str | None = None
+) -> list[dict[str, Any]]:
+    """A row for each price, budget and family: its best shape, and ratios to the best of each rival.
+
+    `modelled_vs_chain`, `.._vs_mcsd` and `.._vs_ablated` (and `measured_..`) are how many times as fast it
+    is as the best chain, the best tree of MCSD, and the best of the improved method without the target's
+    laws; with the same budget, on the same prompts.
 
     Args:
         run: every shape on the same prompts.
         rows: its rows, as `priced_twice.document_of` gives them.
         budgets: draft tokens of a round at most.
+        decision: as in `shapes`.
     """
     pool = {row["method"]: row for row in rows if row["suite"] == ALL}
     return [
         found
         for price in TABLES
         for budget in budgets
-        for found in _by_family(run, pool, price, shapes(budget), budget)
+        for found in _by_family(run, pool, price, shapes(budget, decision), budget)
     ]
 
 

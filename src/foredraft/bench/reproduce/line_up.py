@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
 
+from foredraft.bench.method_names import chain, cut, lossless, lossy, mcsd, without_target
 from foredraft.bench.plan import PLAIN
 from foredraft.bench.reproduce.published import MCSD, SD, STATIC
 from foredraft.errors import ConfigError
+from foredraft.policies.decision_rules import RULES
 
-LOSSY, LOSSLESS = "mcsd-improved-lossy", "mcsd-improved"
 FORK = "8,1,1,1,1,1"
 """The appendix's fork of depth 5, with half of its 16 roots: its pass has 48 rows, not 96."""
 
@@ -43,44 +45,22 @@ def line_up(decision: str | None) -> tuple[Entry, ...]:
         return without
     return (
         *without,
-        Entry("improved, dynamic (2,4,3,1,1)", f"{lossy('2,4,3,1,1')}:decision={decision}"),
-        Entry("improved, dynamic, fork", f"{lossy(FORK)}:decision={decision}"),
+        Entry("improved, dynamic (2,4,3,1,1)", cut(lossy("2,4,3,1,1"), decision)),
+        Entry("improved, dynamic, fork", cut(lossy(FORK), decision)),
     )
-
-
-def chain(depth: int) -> str:
-    """Speculative decoding as it was published: a sampled chain, verified by rejection."""
-    return f"speculative:depth={depth}:verifier=rejection"
-
-
-def mcsd(tree: str) -> str:
-    """Multi-candidate speculative decoding."""
-    return f"mcsd:tree={tree}"
-
-
-def lossy(tree: str) -> str:
-    """Target-initialised roots, of which the longest path wins."""
-    return f"{LOSSY}:tree={tree}"
-
-
-def lossless(tree: str) -> str:
-    """The improved method that keeps the law: candidates from the target's own earlier laws too."""
-    return f"{LOSSLESS}:tree={tree}"
-
-
-def without_target(tree: str) -> str:
-    """The same method with the text's share alone: what is missing is the target's information."""
-    return f"{lossless(tree)}:pair=0:single=0"
 
 
 # --- equal budgets -----------------------------------------------------------------------------------
 
 CHAINS, TREES, ROOTED = "SD chains", "MCSD trees", "improved, lossy"
 KEPT, ABLATED = "improved, lossless", "the same, without the target's laws"
+CUT_CHAINS, CUT_TREES = "SD chains, with decision", "MCSD trees, with decision"
 _TREES = ("2,1", "4,1", "2,2", "2,1,1", "2,2,1", "3,2,1", "4,1,1", "2,1,1,1", "3,1,1,1", "2,2,1,1")
 _ROOTED = ("2,1", "2,2", "2,1,1", "3,1,1", "2,2,1", "2,1,1,1", "3,1,1,1", "2,2,1,1", "2,1,1,1,1")
 _KEPT = ("2,1", "2,1,1", "2,1,1,1", "2,2,1", "3,2,1", "4,1,1", "3,1,1,1", "2,2,1,1")
 DEEPEST_CHAIN = 8
+_CUT_CHAINS, _CUT_TREES = (5, DEEPEST_CHAIN), ("2,1,1,1", "2,2,1,1")
+"""Shapes that a decision model ends: few, for each is a method more that answers every prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +72,14 @@ class Shape:
     rows: int
 
 
-def shapes(budget: int) -> tuple[Shape, ...]:
+def shapes(budget: int, decision: str | None = None) -> tuple[Shape, ...]:
     """Every shape whose target pass has at most `budget` + 1 rows: so many draft tokens and the root.
 
-    Open roots are candidates too, and counted.
+    Open roots are candidates too, and counted. A draft that a decision model ends has these rows at most.
+
+    Args:
+        budget: draft tokens of a round at most.
+        decision: as in `line_up`; None leaves the families with one out.
 
     Raises:
         ConfigError: the budget has no room for a draft.
@@ -107,8 +91,23 @@ def shapes(budget: int) -> tuple[Shape, ...]:
     rooted = [Shape(ROOTED, lossy(t), _nodes(t)) for t in _ROOTED]
     kept = [Shape(KEPT, lossless(t), 1 + _nodes(t)) for t in _KEPT]
     ablated = [Shape(ABLATED, without_target(t), 1 + _nodes(t)) for t in _KEPT]
-    every = (*chains, *trees, *rooted, *kept, *ablated)
+    every = (
+        *chains,
+        *trees,
+        *rooted,
+        *kept,
+        *ablated,
+        *(_cut_shapes(decision) if decision else ()),
+    )
     return tuple(shape for shape in every if shape.rows <= budget + 1)
+
+
+def _cut_shapes(decision: str) -> Iterator[Shape]:
+    for depth in _CUT_CHAINS:
+        for rule in RULES:
+            yield Shape(CUT_CHAINS, cut(chain(depth), decision, rule), depth + 1)
+    for tree in _CUT_TREES:
+        yield Shape(CUT_TREES, cut(mcsd(tree), decision), 1 + _nodes(tree))
 
 
 def _nodes(tree: str) -> int:

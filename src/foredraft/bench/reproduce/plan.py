@@ -11,8 +11,10 @@ from typing import Any
 from foredraft.bench.plan import PLAIN, BenchPlan
 from foredraft.bench.reproduce.line_up import Entry, line_up, shapes
 from foredraft.errors import ConfigError
+from foredraft.zoo.shipped import ShippedKind, shipped
 
 IMPROVED_MCSD = "improved-mcsd"
+NO_DECISION = "none"
 PAPERS = (IMPROVED_MCSD,)
 """What can be reproduced, by name."""
 
@@ -25,7 +27,8 @@ class ReproducePlan:
         paper: one of `PAPERS`.
         temperatures: one table each.
         budgets: draft tokens of a round at most; with them, families are compared in place of the line-up.
-        decision: the decision model of the dynamic rows, see `line_up`.
+        decision: the decision model of the dynamic rows, and of the families with one; None takes those
+            that ship for the model's draft model, of the kind that fits the temperature, and `none` none.
         model, suites, drafter, limit, repeats, max_new_tokens, seed, dtype, device: as in `BenchPlan`.
 
     Raises:
@@ -58,12 +61,19 @@ class ReproducePlan:
             raise ConfigError("there is no temperature; give one or more, such as 0,0.7,1")
         _ = self.runs
 
-    @cached_property
-    def entries(self) -> tuple[Entry, ...]:
+    def decision_at(self, temperature: float) -> str | None:
+        """The decision model at a temperature: hard ones learnt from greedy answers, soft ones from laws."""
+        if self.decision is not None:
+            return None if self.decision == NO_DECISION else self.decision
+        kind: ShippedKind = "decision-hard" if temperature == 0 else "decision-soft"
+        return kind if self.drafter is None and shipped(self.model, kind) else None
+
+    def entries(self, temperature: float) -> tuple[Entry, ...]:
         """The rows of the line-up; with budgets, every shape under its own name."""
+        decision = self.decision_at(temperature)
         if not self.budgets:
-            return line_up(self.decision)
-        methods = [shape.method for shape in shapes(max(self.budgets))]
+            return line_up(decision)
+        methods = [shape.method for shape in shapes(max(self.budgets), decision)]
         return (Entry("plain decoding", PLAIN), *(Entry(name, name) for name in methods))
 
     @cached_property
@@ -76,7 +86,7 @@ class ReproducePlan:
         return BenchPlan(
             model=self.model,
             suites=self.suites,
-            methods=tuple(entry.method for entry in self.entries),
+            methods=tuple(entry.method for entry in self.entries(temperature)),
             drafter=self.drafter,
             limit=self.limit,
             repeats=self.repeats,
@@ -93,6 +103,7 @@ class ReproducePlan:
             **asdict(self),
             "temperatures": list(self.temperatures),
             "budgets": list(self.budgets),
+            "decisions": [self.decision_at(t) for t in self.temperatures],
         }
 
 

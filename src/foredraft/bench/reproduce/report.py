@@ -16,6 +16,7 @@ from foredraft.bench.reproduce.plan import ReproducePlan
 from foredraft.bench.reproduce.published import CITATION, TABLES
 from foredraft.bench.rows import ALL, Rows
 from foredraft.bench.scoring import Scores
+from foredraft.bench.suites import BUILTIN
 from foredraft.bench.tables import identical, markdown_table, number, percent, speedup
 from foredraft.errors import ConfigError
 from foredraft.files import write_json, write_text
@@ -37,14 +38,22 @@ HOW_TO_READ = f"""
   95 % intervals. Rows that keep the law are controls: what they differ by is chance.
 - *path acceptance* is the paper's rate: accepted draft tokens / the draft's depth, roots not counted.
   *acceptance* divides by all draft tokens. tau = 1 + accepted per round.
-- *modelled*: counted rounds priced by the cost table of this machine. *GPU-like* prices the same rounds by
+- *modelled*: counted rounds priced by the cost table of this machine, measured at the temperature of the run:
+  each method's drawing, filtering and rejecting is in it. *GPU-like* prices the same rounds by
   `{GPU_COSTS}`: every target pass costs the same whatever its width, a draft pass 2 % of it.
 - Speeds compare within one temperature. The published figures are of other models on other machines.
 """
+FORK_SIZE = "The fork has 8 roots here, where the paper's has 16: a pass of 48 rows in place of 96."
+IN_SAMPLE = (
+    "The shares of mcsd-improved (how much it drafts from the target's earlier laws and from the text) were "
+    "tuned on ten of the built-in questions, so its figures on the built-in suite are in-sample: other "
+    "suites tell what it gains elsewhere."
+)
 HINDSIGHT = (
     "Every shape answered the same prompts, and the best one of each family was chosen by modelled time on "
     "those very prompts: in hindsight, which flatters families with many shapes. A budget is of draft "
-    "tokens; with the root, a target pass has one row more. Open roots are candidates, and counted."
+    "tokens; with the root, a target pass has one row more. Open roots are candidates, and counted. "
+    "Drafts that a decision model ends have these rows at most, and are priced by those that they have."
 )
 
 
@@ -87,7 +96,7 @@ def _part(plan: ReproducePlan, folder: Path, temperature: float) -> dict[str, An
     if not run.methods:
         return None
     document = document_of(run)
-    labels = {entry.method: entry.label for entry in plan.entries}
+    labels = {entry.method: entry.label for entry in plan.entries(temperature)}
     scores = Scores(folder)
     rows = [
         {
@@ -98,7 +107,7 @@ def _part(plan: ReproducePlan, folder: Path, temperature: float) -> dict[str, An
         }
         for row in document["rows"]
     ]
-    found = best_shapes(run, rows, plan.budgets)
+    found = best_shapes(run, rows, plan.budgets, plan.decision_at(temperature))
     return {
         "provenance": document["provenance"],
         "rows": rows,
@@ -145,11 +154,20 @@ def report_text(document: Mapping[str, Any], quality: Rows = ()) -> str:
         CITATION + ".",
         *_published(),
         "## Notes",
-        "\n".join(f"- {note}" for note in document["notes"]) or "None.",
+        "\n".join(f"- {note}" for note in _notes(document)) or "None.",
         "## How to read this",
         HOW_TO_READ,
     )
     return "\n\n".join(section.strip() for section in sections if section) + "\n"
+
+
+def _notes(document: Mapping[str, Any]) -> Iterator[str]:
+    suites = document["plan"]["suites"].split(",")
+    if any(name.strip().split("/")[0] == BUILTIN for name in suites):
+        yield IN_SAMPLE
+    if not document["budgets"]:
+        yield FORK_SIZE
+    yield from document["notes"]
 
 
 def _tables(document: Mapping[str, Any]) -> Iterator[str]:

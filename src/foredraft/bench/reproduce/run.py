@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from foredraft.bench.folder import RunFolder
-from foredraft.bench.quality.run import Progress, measure_wide
+from foredraft.bench.papers import Progress, measure_wide
 from foredraft.bench.reproduce.plan import ReproducePlan
 from foredraft.bench.runner import BenchRun, Measure
 from foredraft.bench.scoring import Scores, enter_scored
