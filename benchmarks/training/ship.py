@@ -12,6 +12,8 @@ import shutil
 import sys
 from pathlib import Path
 
+from safetensors.torch import load_file, save_file
+
 from foredraft.zoo.shipped import SHIPPED, WEIGHTS
 
 FILES = ("config.json", "foredraft.json", "model.safetensors", "recipe.json")
@@ -32,10 +34,18 @@ def ship(run: Path, kind: str, model: str = "smollm2") -> Path:
     for name in FILES:
         if (run / name).exists():
             shutil.copyfile(run / name, folder / name)
+    if kind.startswith("decision"):
+        _halve(folder / "model.safetensors")
     recipe = (folder / "recipe.json").read_text(encoding="utf-8")
     (folder / "recipe.json").write_text(FOLDERS.sub("", recipe), encoding="utf-8")
     json.loads((folder / "recipe.json").read_text(encoding="utf-8"))
     return folder
+
+
+def _halve(file: Path) -> None:
+    """Keep the numbers in 16 bits, which a stop rule does not tell from 32."""
+    tensors = {name: tensor.half().contiguous() for name, tensor in load_file(file).items()}
+    save_file(tensors, file, metadata={"format": "pt"})
 
 
 if __name__ == "__main__":
