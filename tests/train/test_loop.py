@@ -104,7 +104,7 @@ def test_minutes_end_it_too(tmp_path: Path) -> None:
 
 
 def test_an_end_is_asked_for() -> None:
-    with pytest.raises(ConfigError, match="give steps, epochs or minutes"):
+    with pytest.raises(ConfigError, match=r"give steps=\.\.\., epochs=\.\.\. or minutes=\.\.\."):
         TrainOptions()
 
 
