@@ -326,3 +326,10 @@ def test_the_documents_list_every_method_that_takes_a_decision_model() -> None:
         inherits = "those, and" in row
         assert inherits or all(f"`{o}`" in row for o in ("decision", "threshold", "rule"))
         assert f"`{name}`" in words
+
+
+@pytest.mark.parametrize("roots", ["", ":roots=topk", ":roots=multinomial"])
+def test_the_mass_of_a_nucleus_that_is_not_drawn_from_is_refused(roots: str) -> None:
+    with pytest.raises(ConfigError, match=r"root_top_p=0\.5 is the mass of a nucleus"):
+        parse_method(f"mcsd-improved-lossy:root_top_p=0.5{roots}").build(DRAFT)
+    assert parse_method("mcsd-improved-lossy:roots=nucleus:root_top_p=0.5").build(DRAFT)

@@ -208,7 +208,9 @@ def laws_of(
 ) -> tuple[Law, Law, Law]:
     """The law of the engine's answers, that of the paper's rule, and the target's own."""
     target, draft = (FOUR, FOUR_DRAFT) if four else (TARGET, DRAFT)
-    name = f"tree={num_roots},{widths}:roots={roots}:root_top_p={top_p}"
+    name = f"tree={num_roots},{widths}:roots={roots}"
+    if roots == "nucleus":
+        name += f":root_top_p={top_p}"
     made = engine(name, target, draft, kind)
     assert made.lossless == (num_roots == 1 and roots == "multinomial")
     emitted = answer_law(made, options, merge=merge)

@@ -148,7 +148,7 @@ def _mcsd_improved_lossy(
     *,
     tree: str = "2,4,3,1,1",
     roots: str = "multinomial",
-    root_top_p: float = NUCLEUS,
+    root_top_p: float | None = None,
     proposal: str | None = None,
     decision: str | None = None,
     threshold: float | None = None,
@@ -161,10 +161,16 @@ def _mcsd_improved_lossy(
     num_roots, *widths = parse_k_config(tree)
     if not widths:
         raise ConfigError(f"tree={tree!r} has roots and no drafts; write it like 2,4,3,1,1")
+    if root_top_p is not None and roots != "nucleus":
+        raise ConfigError(
+            f"root_top_p={root_top_p} is the mass of a nucleus, and roots={roots!r} draws from none; give "
+            "roots=nucleus, or leave it out"
+        )
     drafts = _drafts_of(drafter, _proposal_for("rejection", proposal))
     fixed = FixedPolicy(widths, num_roots)
     policy = shaped(fixed, decision, threshold, rule, drafter=drafts)
-    return Parts(drafts, policy, MultiRootVerifier(num_roots, roots, root_top_p))
+    top_p = NUCLEUS if root_top_p is None else root_top_p
+    return Parts(drafts, policy, MultiRootVerifier(num_roots, roots, top_p))
 
 
 def _mcsd_improved(
