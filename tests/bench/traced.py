@@ -136,7 +136,7 @@ class Asking:
     def start(self) -> Asking:
         return self
 
-    def plan(self, limits: DraftLimits) -> DraftLimits:
+    def plan(self, limits: DraftLimits, text: Sequence[int]) -> DraftLimits:
         return limits
 
     def grow(self, frontier: Frontier) -> Any:

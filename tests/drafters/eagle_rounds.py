@@ -117,9 +117,9 @@ class Reader:
         self._policy, self._said = policy, said
         self._paths: dict[int, tuple[int, ...]] = {}
 
-    def plan(self, limits: DraftLimits) -> DraftLimits:
+    def plan(self, limits: DraftLimits, text: Sequence[int]) -> DraftLimits:
         self._paths = {}
-        return self._policy.plan(limits)
+        return self._policy.plan(limits, text)
 
     def grow(self, frontier: Frontier) -> Sequence[int]:
         laws = frontier.log_probs()

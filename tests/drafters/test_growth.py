@@ -49,13 +49,13 @@ class Rule(FixedPolicy):
     def __init__(
         self,
         grow: Callable[[Frontier], Sequence[int]],
-        plan: Callable[[DraftLimits], DraftLimits] = lambda limits: limits,
+        plan: Callable[[DraftLimits], DraftLimits] = lambda limits, text: limits,
     ) -> None:
         super().__init__((1,))
         self._grow, self._plan = grow, plan
         self.asked: list[Frontier] = []
 
-    def plan(self, limits: DraftLimits) -> DraftLimits:
+    def plan(self, limits: DraftLimits, text: Sequence[int]) -> DraftLimits:
         return self._plan(limits)
 
     def grow(self, frontier: Frontier) -> Sequence[int]:

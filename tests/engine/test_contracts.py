@@ -58,7 +58,7 @@ class OwnPolicy(FixedPolicy):
     def __init__(
         self,
         grow: Callable[[Frontier], Any],
-        plan: Callable[[DraftLimits], DraftLimits] = lambda limits: limits,
+        plan: Callable[[DraftLimits], DraftLimits] = lambda limits, text: limits,
     ) -> None:
         super().__init__("2,2")
         self.grow, self.plan = grow, plan  # type: ignore[method-assign]

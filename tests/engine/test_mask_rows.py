@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from foredraft.backends.hf import HFTarget
@@ -44,7 +46,7 @@ class _Shrinking:
     def __init__(self, fixed: FixedPolicy) -> None:
         self._fixed, self._rounds = fixed, 0
 
-    def plan(self, limits: DraftLimits) -> DraftLimits:
+    def plan(self, limits: DraftLimits, text: Sequence[int]) -> DraftLimits:
         depth = len(self._fixed.k_config) - self._rounds % 3
         self._rounds += 1
         return DraftLimits(min(limits.max_depth, depth), limits.max_nodes, limits.chains_only)

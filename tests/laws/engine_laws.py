@@ -332,7 +332,7 @@ class Rule:
     def start(self) -> Rule:
         return self
 
-    def plan(self, limits: DraftLimits) -> DraftLimits:
+    def plan(self, limits: DraftLimits, text: Sequence[int]) -> DraftLimits:
         return limits
 
     def observe(self, outcome: RoundOutcome) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from foredraft import Engine, GenerationOptions
@@ -38,8 +40,8 @@ class Counting:
         self._state = self._policy.start()
         return self
 
-    def plan(self, limits: DraftLimits) -> DraftLimits:
-        return self._state.plan(limits)
+    def plan(self, limits: DraftLimits, text: Sequence[int]) -> DraftLimits:
+        return self._state.plan(limits, text)
 
     def grow(self, frontier: Frontier) -> list[int]:
         counts = list(self._state.grow(frontier))

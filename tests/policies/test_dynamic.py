@@ -106,8 +106,8 @@ class Thorough:
         self._policy, self._inner = policy, policy.start()
         self.max_candidates = policy.max_candidates
 
-    def plan(self, limits: DraftLimits) -> DraftLimits:
-        return self._inner.plan(limits)
+    def plan(self, limits: DraftLimits, text: Sequence[int]) -> DraftLimits:
+        return self._inner.plan(limits, text)
 
     def grow(self, frontier: Frontier) -> Sequence[int]:
         scores, top_k = frontier.scores(), self._policy.top_k

@@ -64,7 +64,7 @@ def grow_tree(
         ConfigError: the policy gave something else than one count for each node, or selected
             something else than a tree within the limits.
     """
-    limits = _tightest(policy.plan(context.limits), context.limits)
+    limits = _tightest(policy.plan(context.limits, context.token_ids), context.limits)
     if not isinstance(policy, SelectingState):
         _grow(context, policy, builder, source, limits)
         return builder.build()

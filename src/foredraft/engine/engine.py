@@ -18,19 +18,21 @@ from foredraft.engine.legality import check_features, check_legal, check_roots
 from foredraft.engine.open_roots import PendingLaw
 from foredraft.engine.prompts import Prompt, encode_prompt
 from foredraft.engine.session import Drafting, Session
+from foredraft.engine.shared_features import shared, union_of
 from foredraft.engine.stopping import StopRules, StopState, end_tokens, room_for
 from foredraft.engine.text import IncrementalText, find_stray_byte
 from foredraft.errors import ConfigError
 from foredraft.protocols import (
     Drafter,
-    DrafterState,
     FeatureDrafter,
+    FeaturePolicy,
     FeatureState,
     FeatureTarget,
     LawReader,
     ModelState,
     Policy,
     RootVerifier,
+    TakeFeatures,
     Target,
     Verifier,
 )
@@ -80,7 +82,8 @@ class Engine:
         check_roots(self.verifier, target)
         if drafter is not None and self.policy is not None:
             check_legal(drafter, self.policy, self.verifier)
-            check_features(drafter, target)
+            for part in (drafter, self.policy):
+                check_features(part, target)
             self._check_size(self.policy)
 
     def _check_size(self, policy: Policy) -> None:
@@ -229,17 +232,32 @@ class Engine:
             device=self.target.device,
         )
 
+    @property
+    def _taps(self) -> list[tuple[int, ...]]:
+        """Of each part that reads the target's hidden states, the drafter first."""
+        readers = (self.drafter, self.policy)
+        return [part.taps for part in readers if isinstance(part, FeatureDrafter | FeaturePolicy)]
+
     def _start_target(self, capacity: int) -> ModelState:
-        if isinstance(self.drafter, FeatureDrafter) and isinstance(self.target, FeatureTarget):
-            return self.target.start_tapped(capacity, self.drafter.taps)
+        if self._taps and isinstance(self.target, FeatureTarget):
+            return self.target.start_tapped(capacity, union_of(self._taps))
         return self.target.start(capacity)
 
     def _drafting(self, capacity: int, target: ModelState) -> Drafting | None:
         if self.drafter is None or self.policy is None:
             return None
-        policy = self.policy.start()
+        takes = self._takes(target)
+        drafter = (
+            self.drafter.start_reading(capacity, takes.pop(0))
+            if isinstance(self.drafter, FeatureDrafter)
+            else self.drafter.start(capacity)
+        )
+        policy = (
+            self.policy.start_reading(takes.pop(0))
+            if isinstance(self.policy, FeaturePolicy)
+            else self.policy.start()
+        )
         check_selection(self.policy, policy)
-        drafter = self._start_drafter(self.drafter, capacity, target)
         return Drafting(
             drafter,
             policy,
@@ -248,11 +266,12 @@ class Engine:
             reader=drafter if isinstance(drafter, LawReader) else None,
         )
 
-    def _start_drafter(self, drafter: Drafter, capacity: int, target: ModelState) -> DrafterState:
-        if isinstance(drafter, FeatureDrafter):
-            assert isinstance(target, FeatureState)  # `check_features` saw to it
-            return drafter.start_reading(capacity, target.take_features)
-        return drafter.start(capacity)
+    def _takes(self, target: ModelState) -> list[TakeFeatures]:
+        """What each part that reads hidden states calls for them, in the order of `_taps`."""
+        if not self._taps:
+            return []
+        assert isinstance(target, FeatureState)  # `check_features` saw to it
+        return shared(target.take_features, self._taps)
 
     def _spellings(self, word: str) -> list[list[int]]:
         """A word's tokens at the start of a text and inside it."""

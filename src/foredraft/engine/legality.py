@@ -6,6 +6,7 @@ from foredraft.errors import ConfigError
 from foredraft.protocols import (
     Drafter,
     FeatureDrafter,
+    FeaturePolicy,
     FeatureTarget,
     Policy,
     PolicyKind,
@@ -46,16 +47,18 @@ def check_legal(drafter: Drafter, policy: Policy, verifier: Verifier) -> None:
         )
 
 
-def check_features(drafter: Drafter, target: Target) -> None:
-    """Refuse a drafter that reads hidden states beside a target that shows none.
+def check_features(part: Drafter | Policy, target: Target) -> None:
+    """Refuse a part that reads hidden states beside a target that shows none.
 
     Raises:
         ConfigError: the message names both.
     """
-    if isinstance(drafter, FeatureDrafter) and not isinstance(target, FeatureTarget):
+    reads = isinstance(part, FeatureDrafter | FeaturePolicy)
+    if reads and not isinstance(target, FeatureTarget):
+        other = "drafter" if isinstance(part, Drafter) else "policy"
         raise ConfigError(
-            f"{type(drafter).__name__} reads the target's hidden states, and {type(target).__name__} "
-            "shows none; use a target with start_tapped (HFTarget), or another drafter"
+            f"{type(part).__name__} reads the target's hidden states, and {type(target).__name__} "
+            f"shows none; use a target with start_tapped (HFTarget), or another {other}"
         )
 
 

@@ -78,7 +78,7 @@ class DecisionState:
         self._features: Tensor | None = None  # [F, inputs]
         self._above: Tensor | None = None  # [F] the product of predictions on the way to each node
 
-    def plan(self, limits: DraftLimits) -> DraftLimits:
+    def plan(self, limits: DraftLimits, text: Sequence[int]) -> DraftLimits:
         """The limits as they are; a new draft begins."""
         self._rows, self._features, self._above = {}, None, None
         return limits

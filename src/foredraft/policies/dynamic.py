@@ -62,7 +62,7 @@ class DynamicTreeState:
         self._room = policy.max_nodes
         self._best: list[float] = []  # heap of the best scores so far, the least first
 
-    def plan(self, limits: DraftLimits) -> DraftLimits:
+    def plan(self, limits: DraftLimits, text: Sequence[int]) -> DraftLimits:
         """No deeper than the policy's levels; a new draft begins."""
         self._best = []
         self._room = min(limits.max_nodes, self._policy.max_nodes)
@@ -140,7 +140,7 @@ class BudgetState:
         self._policy, self._room = policy, policy.nodes
         self._most_children = policy.max_children
 
-    def plan(self, limits: DraftLimits) -> DraftLimits:
+    def plan(self, limits: DraftLimits, text: Sequence[int]) -> DraftLimits:
         """No deeper than the policy's levels; a new draft begins."""
         self._room = min(limits.max_nodes, self._policy.nodes)
         self._most_children = 1 if limits.chains_only else self._policy.max_children

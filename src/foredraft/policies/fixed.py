@@ -47,7 +47,7 @@ class FixedPolicy:
         """It keeps no state, so every request shares it."""
         return self
 
-    def plan(self, limits: DraftLimits) -> DraftLimits:
+    def plan(self, limits: DraftLimits, text: Sequence[int]) -> DraftLimits:
         """The limits as they are."""
         return limits
 

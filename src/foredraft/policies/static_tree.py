@@ -70,7 +70,7 @@ class StaticTreeState:
         self._counts = counts
         self._places: dict[int, Path] = {}
 
-    def plan(self, limits: DraftLimits) -> DraftLimits:
+    def plan(self, limits: DraftLimits, text: Sequence[int]) -> DraftLimits:
         """The limits as they are; a new draft begins."""
         self._places = {}
         return limits

@@ -16,7 +16,9 @@ from foredraft.protocols.drafter import (
 )
 from foredraft.protocols.policy import (
     DraftLimits,
+    FeaturePolicy,
     Frontier,
+    MergingState,
     Policy,
     PolicyKind,
     PolicyState,
@@ -44,10 +46,12 @@ __all__ = [
     "Drafter",
     "DrafterState",
     "FeatureDrafter",
+    "FeaturePolicy",
     "FeatureState",
     "FeatureTarget",
     "Frontier",
     "LawReader",
+    "MergingState",
     "ModelState",
     "Policy",
     "PolicyKind",

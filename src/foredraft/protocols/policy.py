@@ -10,6 +10,7 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor
 
 from foredraft.config import MAX_TREE_NODES
+from foredraft.protocols.target import TakeFeatures
 from foredraft.tree import DraftTree
 
 
@@ -73,13 +74,20 @@ class RoundOutcome:
     num_accepted: int
     draft_s: float
     target_s: float
+    path: tuple[int, ...] = ()
+    """Nodes that were accepted, the root first: at each of them the target chose among its children."""
 
 
 class PolicyState(Protocol):
     """A policy's view of one request."""
 
-    def plan(self, limits: DraftLimits) -> DraftLimits:
-        """Called once before each draft: tighten the limits, or return them as they are."""
+    def plan(self, limits: DraftLimits, text: Sequence[int]) -> DraftLimits:
+        """Called once before each draft: tighten the limits, or return them as they are.
+
+        Args:
+            limits: room for the draft.
+            text: prompt and answer so far; the last token is the root, unless there are open ones. Read only.
+        """
         ...
 
     def grow(self, frontier: Frontier) -> Sequence[int]:
@@ -115,6 +123,38 @@ class SelectingState(PolicyState, Protocol):
 
 
 @runtime_checkable
+class MergingState(PolicyState, Protocol):
+    """State of a policy that also shapes a branch of copies, which is merged with a model's tree.
+
+    In each round the copies are drafted first, by `copies`; they are then shown to the policy (`offer`);
+    then the model drafts by the policy itself, and at last `keep_copies` says what of the copies goes into
+    the merged tree. Since copies may be dropped for what they are, such policies are of kind SELECTS.
+    """
+
+    @property
+    def copies(self) -> PolicyState:
+        """What shapes the tree of copies."""
+        ...
+
+    def offer(self, copies: DraftTree, scores: Sequence[float]) -> None:
+        """Called once a round, before the model drafts.
+
+        Args:
+            copies: the tree of copies, from the same root.
+            scores: [N] log of how likely each of its paths is thought to be; 0 for the root.
+        """
+        ...
+
+    def keep_copies(self, drafted: DraftTree) -> Sequence[int]:
+        """Nodes of the copies to merge, with each its parent; called once the model has drafted.
+
+        Args:
+            drafted: the model's tree. Copies of tokens that it holds in the same place take no room.
+        """
+        ...
+
+
+@runtime_checkable
 class Policy(Protocol):
     """Decides the shape of the draft."""
 
@@ -135,4 +175,18 @@ class Policy(Protocol):
 
     def start(self) -> PolicyState:
         """State for one request."""
+        ...
+
+
+@runtime_checkable
+class FeaturePolicy(Policy, Protocol):
+    """A policy that reads the target's hidden states; the engine starts it with `start_reading`."""
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """What it reads, as in `FeatureTarget.start_tapped`."""
+        ...
+
+    def start_reading(self, take_features: TakeFeatures) -> PolicyState:
+        """State for one request, which pulls features of committed tokens as it needs them."""
         ...

@@ -116,7 +116,7 @@ class RecordingPolicy:
         """One request at a time."""
         return self
 
-    def plan(self, limits: DraftLimits) -> DraftLimits:
+    def plan(self, limits: DraftLimits, text: Sequence[int]) -> DraftLimits:
         """The limits as they are; a new draft begins."""
         self._recorder.begin()
         return limits

@@ -21,6 +21,7 @@ from torch import Tensor
 from foredraft.engine.engine import Engine
 from foredraft.protocols import (
     DraftLimits,
+    FeaturePolicy,
     FeatureState,
     FeatureTarget,
     Frontier,
@@ -29,6 +30,7 @@ from foredraft.protocols import (
     PolicyState,
     RoundOutcome,
     SelectingState,
+    TakeFeatures,
     Target,
 )
 
@@ -83,7 +85,7 @@ class Watch:
 
 def watched(engine: Engine, watch: Watch) -> Engine:
     """The same engine for one request, seen by `watch`: same tokens, same verdicts, same passes."""
-    policy = None if engine.policy is None else WatchedPolicy(engine.policy, watch)
+    policy = None if engine.policy is None else _watched_policy(engine.policy, watch)
     shows_features = isinstance(engine.target, FeatureTarget)
     target = (WatchedFeatureTarget if shows_features else WatchedTarget)(engine.target, watch)
     with warnings.catch_warnings():
@@ -167,10 +169,30 @@ class WatchedPolicy:
 
     def start(self) -> WatchedPolicyState:
         """The policy's own state, watched."""
-        state = self._policy.start()
+        return self._watched(self._policy.start())
+
+    def _watched(self, state: PolicyState) -> WatchedPolicyState:
         if isinstance(state, SelectingState):
             return WatchedSelectingState(state, self._watch)
         return WatchedPolicyState(state, self._watch)
+
+
+class WatchedFeaturePolicy(WatchedPolicy):
+    """A `FeaturePolicy` that shows the drafter's laws."""
+
+    def __init__(self, policy: FeaturePolicy, watch: Watch) -> None:
+        super().__init__(policy, watch)
+        self._reading, self.taps = policy, policy.taps
+
+    def start_reading(self, take_features: TakeFeatures) -> WatchedPolicyState:
+        """The policy's own state, watched."""
+        return self._watched(self._reading.start_reading(take_features))
+
+
+def _watched_policy(policy: Policy, watch: Watch) -> WatchedPolicy:
+    if isinstance(policy, FeaturePolicy):
+        return WatchedFeaturePolicy(policy, watch)
+    return WatchedPolicy(policy, watch)
 
 
 class WatchedPolicyState:
@@ -185,9 +207,9 @@ class WatchedPolicyState:
         self._policy, self._watch = policy, watch
         self._room, self._most_children = 0, 0
 
-    def plan(self, limits: DraftLimits) -> DraftLimits:
+    def plan(self, limits: DraftLimits, text: Sequence[int]) -> DraftLimits:
         """Passed on; a new draft begins."""
-        planned = self._policy.plan(limits)
+        planned = self._policy.plan(limits, text)
         self._watch.levels, self._watch.scores = [], {}
         self._room = min(planned.max_nodes, limits.max_nodes)
         chains_only = planned.chains_only or limits.chains_only
@@ -245,9 +267,9 @@ class WatchedSelectingState(WatchedPolicyState):
         """The policy's own."""
         return self._selecting.max_candidates
 
-    def plan(self, limits: DraftLimits) -> DraftLimits:
+    def plan(self, limits: DraftLimits, text: Sequence[int]) -> DraftLimits:
         """Passed on; candidates grow past the limit of nodes."""
-        planned = super().plan(limits)
+        planned = super().plan(limits, text)
         self._room = self.max_candidates
         return planned
 
