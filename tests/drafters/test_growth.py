@@ -49,7 +49,7 @@ class Rule(FixedPolicy):
     def __init__(
         self,
         grow: Callable[[Frontier], Sequence[int]],
-        plan: Callable[[DraftLimits], DraftLimits] = lambda limits, text: limits,
+        plan: Callable[[DraftLimits], DraftLimits] = lambda limits: limits,
     ) -> None:
         super().__init__((1,))
         self._grow, self._plan = grow, plan

@@ -58,10 +58,14 @@ class OwnPolicy(FixedPolicy):
     def __init__(
         self,
         grow: Callable[[Frontier], Any],
-        plan: Callable[[DraftLimits], DraftLimits] = lambda limits, text: limits,
+        plan: Callable[[DraftLimits], DraftLimits] = lambda limits: limits,
     ) -> None:
         super().__init__("2,2")
-        self.grow, self.plan = grow, plan  # type: ignore[method-assign]
+        self.grow = grow  # type: ignore[method-assign]
+        self._plan = plan
+
+    def plan(self, limits: DraftLimits, text: Sequence[int]) -> DraftLimits:
+        return self._plan(limits)
 
 
 def drafters() -> dict[str, Drafter]:
