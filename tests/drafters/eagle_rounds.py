@@ -15,6 +15,7 @@ from foredraft.drafters.eagle.drafter import EagleDrafter
 from foredraft.drafters.eagle.head import EagleHead
 from foredraft.engine.decoder import decode
 from foredraft.protocols import (
+    Candidates,
     DraftLimits,
     Frontier,
     Policy,
@@ -143,8 +144,8 @@ class SelectingReader(Reader):
     def max_candidates(self) -> int:
         return self._policy.max_candidates
 
-    def select(self, scores: Sequence[float], max_nodes: int) -> Sequence[int]:
-        return self._policy.select(scores, max_nodes)
+    def select(self, candidates: Candidates, max_nodes: int) -> Sequence[int]:
+        return self._policy.select(candidates, max_nodes)
 
 
 class Accepting:

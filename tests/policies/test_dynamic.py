@@ -17,7 +17,14 @@ from foredraft.backends.table import TableModel
 from foredraft.drafters.draft_model import DraftModelDrafter
 from foredraft.drafters.ngram import NgramDrafter
 from foredraft.policies.dynamic import BudgetPolicy, DynamicTreePolicy
-from foredraft.protocols import DraftLimits, Frontier, Policy, PolicyState, SelectingState
+from foredraft.protocols import (
+    Candidates,
+    DraftLimits,
+    Frontier,
+    Policy,
+    PolicyState,
+    SelectingState,
+)
 from foredraft.tree import DraftTree, Proposal
 from tests.drafters.contexts import DEEP, context
 
@@ -115,8 +122,8 @@ class Thorough:
         best = sorted(range(len(scores)), key=lambda i: -scores[i])[:top_k]
         return [top_k * (i in best) for i in range(len(scores))]
 
-    def select(self, scores: Sequence[float], max_nodes: int) -> Sequence[int]:
-        return self._inner.select(scores, max_nodes)
+    def select(self, candidates: Candidates, max_nodes: int) -> Sequence[int]:
+        return self._inner.select(candidates, max_nodes)
 
     def observe(self, outcome: Any) -> None:
         raise AssertionError("growth is not a round")

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from foredraft.errors import ConfigError
 from foredraft.protocols import (
+    Candidates,
     DraftContext,
     DraftLimits,
     Frontier,
@@ -129,7 +130,8 @@ def _select(
             f"{type(policy).__name__} ranks drafts by the drafter's law, and this drafter has none; "
             "use a fixed tree"
         )
-    selected = policy.select(scores, max_nodes)
+    candidates = Candidates(tuple(builder.token_ids), tuple(builder.parents), tuple(scores))
+    selected = policy.select(candidates, max_nodes)
     kept = sorted({operator.index(node) for node in selected})
     reachable = {0, *kept}
     if len(kept) > max_nodes or any(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from foredraft.config import MAX_TREE_NODES
 from foredraft.errors import ConfigError
-from foredraft.protocols import DraftLimits, Frontier, PolicyKind, RoundOutcome
+from foredraft.protocols import Candidates, DraftLimits, Frontier, PolicyKind, RoundOutcome
 
 MAX_CANDIDATES = 8192
 """Draft tokens grown at most for one selection: depth and top_k that need more are a mistake."""
@@ -81,9 +81,9 @@ class DynamicTreeState:
         expanded = {i for i in likely if scores[i] > least}
         return [self._policy.top_k if i in expanded else 0 for i in range(len(scores))]
 
-    def select(self, scores: Sequence[float], max_nodes: int) -> Sequence[int]:
+    def select(self, candidates: Candidates, max_nodes: int) -> Sequence[int]:
         """The most likely paths, ties in the order of creation: a parent comes before its children."""
-        return [node + 1 for node in _best_first(scores[1:])[:max_nodes]]
+        return [node + 1 for node in _best_first(candidates.scores[1:])[:max_nodes]]
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Nothing to learn."""

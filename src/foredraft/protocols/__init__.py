@@ -15,6 +15,7 @@ from foredraft.protocols.drafter import (
     LawReader,
 )
 from foredraft.protocols.policy import (
+    Candidates,
     DraftLimits,
     FeaturePolicy,
     Frontier,
@@ -41,6 +42,7 @@ from foredraft.protocols.verifier import (
 )
 
 __all__ = [
+    "Candidates",
     "DraftContext",
     "DraftLimits",
     "Drafter",

@@ -99,6 +99,20 @@ class PolicyState(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """A grown tree that a draft is selected from; N nodes in tree order, the root first."""
+
+    token_ids: tuple[int, ...]
+    parents: tuple[int, ...]
+    """[N] tree node that each node is a child of; -1 for the root."""
+    scores: tuple[float, ...]
+    """[N] log of how likely the drafter thinks each path is, as in `Frontier.scores`; 0 for the root."""
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
 @runtime_checkable
 class SelectingState(PolicyState, Protocol):
     """What the policies of kind SELECTS that choose among drawn tokens give as their state.
@@ -111,12 +125,11 @@ class SelectingState(PolicyState, Protocol):
         """Draft tokens at most in the tree that is selected from."""
         ...
 
-    def select(self, scores: Sequence[float], max_nodes: int) -> Sequence[int]:
+    def select(self, candidates: Candidates, max_nodes: int) -> Sequence[int]:
         """The draft tokens to keep: with each its parent, `max_nodes` of them at most.
 
         Args:
-            scores: [N] log q of the path to every node, in tree order; 0 for the root, whose index 0
-                is not part of the answer.
+            candidates: all that was grown. The root, node 0, is not part of the answer.
             max_nodes: room for draft tokens.
         """
         ...

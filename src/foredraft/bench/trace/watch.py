@@ -20,6 +20,7 @@ from torch import Tensor
 
 from foredraft.engine.engine import Engine
 from foredraft.protocols import (
+    Candidates,
     DraftLimits,
     FeaturePolicy,
     FeatureState,
@@ -273,12 +274,12 @@ class WatchedSelectingState(WatchedPolicyState):
         self._room = self.max_candidates
         return planned
 
-    def select(self, scores: Sequence[float], max_nodes: int) -> Sequence[int]:
+    def select(self, candidates: Candidates, max_nodes: int) -> Sequence[int]:
         """Passed on; the scores of what is kept are kept."""
-        selected = self._selecting.select(scores, max_nodes)
+        selected = self._selecting.select(candidates, max_nodes)
         kept = [0, *sorted({operator.index(node) for node in selected})]
-        if 0 <= kept[0] <= kept[-1] < len(scores):
-            self._watch.scores = {new: scores[old] for new, old in enumerate(kept)}
+        if 0 <= kept[0] <= kept[-1] < len(candidates):
+            self._watch.scores = {new: candidates.scores[old] for new, old in enumerate(kept)}
         place = {old: new for new, old in enumerate(kept)}
         self._watch.levels = [_kept(level, place) for level in self._watch.levels]
         return selected
