@@ -31,6 +31,9 @@ class Counting:
     def log_probs(self, nodes: Sequence[int]) -> Tensor | None:
         return None
 
+    def drawn_from(self, nodes: Sequence[int]) -> Tensor | None:
+        return None
+
     def scores(self, nodes: Sequence[int]) -> list[float] | None:
         return None
 
@@ -389,3 +392,26 @@ def test_nothing_may_be_selected() -> None:
 def test_what_is_no_tree_is_refused(nodes: list[int]) -> None:
     with pytest.raises(ConfigError, match="at most 4 draft tokens, with each its parent"):
         selected(lambda scores, max_nodes: nodes)
+
+
+@pytest.mark.parametrize("reads", [False, True])
+@pytest.mark.parametrize("stopped", [False, True])
+def test_laws_that_tokens_were_drawn_from_cost_no_pass(stopped: bool, reads: bool) -> None:
+    """Whether the laws to come have been read already or not, and whether some nodes got no children."""
+    model = TableModel.random(6, seed=1)
+    seen: list[tuple[Frontier, Tensor | None]] = []
+
+    def look(frontier: Frontier) -> Sequence[int]:
+        if reads:
+            frontier.log_probs()
+        seen.append((frontier, frontier.drawn_from()))
+        return [0 if stopped and rank == 1 else 2 for rank in frontier.ranks]
+
+    state = DraftModelDrafter(model, Proposal.DETERMINISTIC).start(100)
+    tree = state.draft(context([1, 2], vocab_size=6, limits=DraftLimits(3)), Rule(look))
+    assert seen[0][1] is None
+    for frontier, laws in seen[1:]:
+        above = [model.logits_after([tree.token_ids[node]]) for node in frontier.parents]
+        torch.testing.assert_close(laws, torch.stack(above).float())
+    scored = ((2, 2, 4), (2, 2, 2), (2, 1, 1))[stopped + (stopped and not reads)]
+    assert tree.draft_rows == scored

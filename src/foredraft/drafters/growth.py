@@ -45,6 +45,13 @@ class CandidateSource(Protocol):
         """The drafter's last hidden state after each node, [F, H], or None if it has none."""
         ...
 
+    def drawn_from(self, nodes: Sequence[int]) -> Tensor | None:
+        """The log-law that each of these nodes was drawn from, [F, C]; None for roots and without laws.
+
+        They are the nodes of the last level that was grown, whose own laws may have been read already.
+        """
+        ...
+
     def scores(self, nodes: Sequence[int]) -> list[float] | None:
         """log q of the path to each of these grown nodes, or None if there are no laws."""
         ...
@@ -117,6 +124,7 @@ def _frontier(
         scores=lambda: source.scores(nodes),
         column_ids=source.column_ids,
         hidden=lambda: source.hidden(nodes),
+        drawn_from=lambda: source.drawn_from(nodes),
     )
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from foredraft.drafters.path_scores import PathScores
 from foredraft.drafters.recall import Recall, contexts_of
 from foredraft.protocols import DraftContext
-from foredraft.tree import Proposal, TreeBuilder
+from foredraft.tree import NO_PARENT, Proposal, TreeBuilder
 
 Score = Callable[[Sequence[int]], Tensor]
 """Logits [F, V'] after nodes of one level, in one draft pass. Called once a level."""
@@ -53,6 +53,7 @@ class LawCandidates:
         self._proposal, self._score, self._last_hidden = proposal, score, last_hidden
         self._nodes: tuple[int, ...] = ()
         self._logits: Tensor | None = None
+        self._above: tuple[tuple[int, ...], Tensor] | None = None  # nodes and logits one level up
         self._paths = PathScores(builder)
         self._known: Tensor | None = None
         if target_ids is not None:
@@ -74,6 +75,18 @@ class LawCandidates:
             return None
         states = states[-len(self._nodes) :]
         return states if tuple(nodes) == self._nodes else states[self._rows_of(nodes)]
+
+    def drawn_from(self, nodes: Sequence[int]) -> Tensor | None:
+        """The log-law that each of these nodes was drawn from, [F, C]; None for roots."""
+        parents = [self._builder.parents[node] for node in nodes]
+        if NO_PARENT in parents or self._logits is None:
+            return None
+        level = (self._nodes, self._logits)
+        if not set(parents) <= set(self._nodes):  # their children's laws were read since
+            assert self._above is not None
+            level = self._above
+        row_of = {node: row for row, node in enumerate(level[0])}
+        return level[1][[row_of[parent] for parent in parents]].float().log_softmax(-1)
 
     def scores(self, nodes: Sequence[int]) -> list[float]:
         """The log-probability of the path to each node, see `Frontier.scores`."""
@@ -102,6 +115,8 @@ class LawCandidates:
         """The draft pass of a level, made once however often its laws are read, [F, C]."""
         nodes = tuple(nodes)
         if self._logits is None or not set(nodes) <= set(self._nodes):
+            if self._logits is not None:
+                self._above = (self._nodes, self._logits)
             logits = self._score(nodes)
             if self._recall is not None:
                 contexts = contexts_of(self._builder, nodes, self._context.token_ids)

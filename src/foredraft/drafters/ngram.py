@@ -122,6 +122,10 @@ class _Copies:
         """Copies come of no model."""
         return None
 
+    def drawn_from(self, nodes: Sequence[int]) -> Tensor | None:
+        """Copies have no law."""
+        return None
+
     def scores(self, nodes: Sequence[int]) -> list[float] | None:
         """Copies have no law."""
         return None

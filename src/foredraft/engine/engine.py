@@ -18,7 +18,6 @@ from foredraft.engine.legality import check_features, check_legal, check_roots
 from foredraft.engine.open_roots import PendingLaw
 from foredraft.engine.prompts import Prompt, encode_prompt
 from foredraft.engine.session import Drafting, Session
-from foredraft.engine.shared_features import shared, union_of
 from foredraft.engine.stopping import StopRules, StopState, end_tokens, room_for
 from foredraft.engine.text import IncrementalText, find_stray_byte
 from foredraft.errors import ConfigError
@@ -36,6 +35,7 @@ from foredraft.protocols import (
     Target,
     Verifier,
 )
+from foredraft.protocols.shared_features import shared, union_of
 from foredraft.results import Result, Step, collect
 from foredraft.sampling.law import RequestLaw
 from foredraft.sampling.randomness import Randomness, SeededRandomness, fresh_seed

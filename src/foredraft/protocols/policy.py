@@ -64,6 +64,10 @@ class Frontier:
     hidden: Callable[[], Tensor | None] = _nothing
     """The drafter's last hidden state after each node, [F, H]: what its language-model head reads. None from
     drafters without one. It comes of the same draft pass as `log_probs`, and costs it as that does."""
+    drawn_from: Callable[[], Tensor | None] = _nothing
+    """The drafter's log-law that each node was drawn from, [F, C], before temperature and filters: the row of
+    `log_probs` after its parent. Costs no pass. None at the root, which was not drafted, and from drafters
+    without laws."""
 
 
 @dataclass(frozen=True, slots=True)

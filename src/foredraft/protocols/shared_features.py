@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from foredraft.protocols import TakeFeatures
+from foredraft.protocols.target import TakeFeatures
 
 
 def union_of(taps: Sequence[Sequence[int]]) -> tuple[int, ...]:
