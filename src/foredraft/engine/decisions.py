@@ -13,6 +13,7 @@ from torch import nn
 
 from foredraft import zoo
 from foredraft.backends.identity import DIGITS, target_identity, weights_digest
+from foredraft.engine.draft_stops import stopped
 from foredraft.errors import ConfigError, suggestion
 from foredraft.policies.decision_model import DecisionPolicy, check_hidden_size
 from foredraft.policies.decision_net import CONFIG, DecisionNet, read_decision
@@ -30,21 +31,23 @@ def shaped(
     decision: str | None,
     threshold: float | None = None,
     rule: str | None = None,
+    stop: str | None = None,
     *,
     drafter: Drafter,
 ) -> Policy:
-    """A k-config, cut short by a decision model if one is named.
+    """A shape, cut short by a decision model or by stop rules if some are named.
 
     Args:
         shape: the policy of the whole k-config.
         decision: one that ships (`decision-soft`), or a folder or `.pt` file; None for the shape as it is.
         threshold: as in `DecisionPolicy`.
         rule: likewise.
+        stop: stop rules, as in `draft_stops.read_stop`.
         drafter: what drafts.
 
     Raises:
         ConfigError: an unknown name, options without a decision model, a shape that is no k-config, or a
-            drafter whose hidden states are of another size.
+            drafter whose hidden states are of another size; both a decision model and stop rules.
         ModelError: the decision model cannot be read.
     """
     if decision is None:
@@ -53,7 +56,11 @@ def shaped(
                 raise ConfigError(
                     f"{name}={value} is for a decision model; give decision=... too, or leave it out"
                 )
-        return shape
+        return stopped(shape, stop)
+    if stop is not None:
+        raise ConfigError(
+            f"decision={decision} and stop={stop} both say where a draft ends; leave one out"
+        )
     if not isinstance(shape, FixedPolicy):
         raise ConfigError(
             f"a decision model stops trees of a k-config, and this shape is {type(shape).__name__}'s; give "

@@ -11,6 +11,7 @@ from foredraft.drafters.eagle.head import EagleHead
 from foredraft.drafters.ngram import NgramDrafter
 from foredraft.drafters.recall import PAIR, SINGLE, TEXT, RecallWeights
 from foredraft.engine.decisions import shaped
+from foredraft.engine.draft_stops import stopped
 from foredraft.errors import ConfigError, suggestion
 from foredraft.policies.dynamic import BudgetPolicy, DynamicTreePolicy
 from foredraft.policies.fixed import FixedPolicy
@@ -56,13 +57,14 @@ def _speculative(
     decision: str | None = None,
     threshold: float | None = None,
     rule: str | None = None,
+    stop: str | None = None,
     proposal: str | None = None,
     verifier: str = "exact",
 ) -> Parts:
     """A chain (or the given tree) of an independent draft model; a decision model may cut it short."""
     drafter = DraftModelDrafter(draft_model, _proposal_for(verifier, proposal))
     shape = _policy(drafter, depth, tree)
-    policy = shaped(shape, decision, threshold, rule, drafter=drafter)
+    policy = shaped(shape, decision, threshold, rule, stop, drafter=drafter)
     return Parts(drafter, policy, make_verifier(verifier))
 
 
@@ -73,13 +75,14 @@ def _eagle_chain(
     decision: str | None = None,
     threshold: float | None = None,
     rule: str | None = None,
+    stop: str | None = None,
     proposal: str | None = None,
     window: int | None = None,
     verifier: str = "exact",
 ) -> Parts:
     """A chain of an EAGLE head; `depth` is part of the name. A decision model may cut it short."""
     drafter = _eagle_drafter(head, proposal, window, verifier)
-    policy = shaped(FixedPolicy.chain(depth), decision, threshold, rule, drafter=drafter)
+    policy = shaped(FixedPolicy.chain(depth), decision, threshold, rule, stop, drafter=drafter)
     return Parts(drafter, policy, make_verifier(verifier))
 
 
@@ -87,14 +90,15 @@ def _eagle(
     head: EagleHead,
     *,
     tree: str | None = None,
+    stop: str | None = None,
     proposal: str | None = None,
     window: int | None = None,
     verifier: str = "exact",
 ) -> Parts:
     """The same tree of an EAGLE head in every round: EAGLE-1's of 25 nodes, or a k-config."""
-    policy = StaticTreePolicy() if tree is None else FixedPolicy(tree)
+    shape = StaticTreePolicy() if tree is None else FixedPolicy(tree)
     drafter = _eagle_drafter(head, proposal, window, verifier)
-    return Parts(drafter, policy, make_verifier(verifier))
+    return Parts(drafter, stopped(shape, stop), make_verifier(verifier))
 
 
 def _eagle2(
@@ -103,6 +107,7 @@ def _eagle2(
     depth: int = 5,
     nodes: int = 24,
     top_k: int = 8,
+    stop: str | None = None,
     proposal: str | None = None,
     window: int | None = None,
     verifier: str = "exact",
@@ -110,12 +115,12 @@ def _eagle2(
     """EAGLE-2's dynamic tree; of sampled children, a tree whose budget is spent before drawing."""
     drafter = _eagle_drafter(head, proposal, window, verifier)
     sampled = drafter.proposal in (Proposal.SAMPLED, Proposal.RESAMPLED)
-    policy = (
+    shape = (
         BudgetPolicy(nodes, depth, max_children=top_k)
         if sampled
         else DynamicTreePolicy(depth, nodes, top_k)
     )
-    return Parts(drafter, policy, make_verifier(verifier))
+    return Parts(drafter, stopped(shape, stop), make_verifier(verifier))
 
 
 def _eagle_drafter(
@@ -132,6 +137,7 @@ def _mcsd(
     decision: str | None = None,
     threshold: float | None = None,
     rule: str | None = None,
+    stop: str | None = None,
     verifier: str = "rejection",
 ) -> Parts:
     """Multi-candidate speculative decoding (arXiv 2401.06706): a product tree of sampled candidates.
@@ -139,7 +145,7 @@ def _mcsd(
     `proposal=resampled` draws them with replacement.
     """
     drafts = _drafts_of(drafter, _proposal_for(verifier, proposal))
-    policy = shaped(FixedPolicy(tree), decision, threshold, rule, drafter=drafts)
+    policy = shaped(FixedPolicy(tree), decision, threshold, rule, stop, drafter=drafts)
     return Parts(drafts, policy, make_verifier(verifier))
 
 
@@ -153,6 +159,7 @@ def _mcsd_improved_lossy(
     decision: str | None = None,
     threshold: float | None = None,
     rule: str | None = None,
+    stop: str | None = None,
 ) -> Parts:
     """Target-initialised candidates (arXiv 2409.10644): another law than the target's, beyond one root.
 
@@ -168,7 +175,7 @@ def _mcsd_improved_lossy(
         )
     drafts = _drafts_of(drafter, _proposal_for("rejection", proposal))
     fixed = FixedPolicy(widths, num_roots)
-    policy = shaped(fixed, decision, threshold, rule, drafter=drafts)
+    policy = shaped(fixed, decision, threshold, rule, stop, drafter=drafts)
     top_p = NUCLEUS if root_top_p is None else root_top_p
     return Parts(drafts, policy, MultiRootVerifier(num_roots, roots, top_p))
 
@@ -184,6 +191,7 @@ def _mcsd_improved(
     decision: str | None = None,
     threshold: float | None = None,
     rule: str | None = None,
+    stop: str | None = None,
     verifier: str = "rejection",
 ) -> Parts:
     """MCSD whose candidates are drawn from the drafter's law mixed with what the target said after the same
@@ -193,7 +201,7 @@ def _mcsd_improved(
     """
     weights = RecallWeights(pair, single, text)
     drafts = _drafts_of(drafter, _proposal_for(verifier, proposal), weights)
-    policy = shaped(FixedPolicy(tree), decision, threshold, rule, drafter=drafts)
+    policy = shaped(FixedPolicy(tree), decision, threshold, rule, stop, drafter=drafts)
     return Parts(drafts, policy, make_verifier(verifier))
 
 
