@@ -17,6 +17,7 @@ MAX_TREE_NODES = 512
 
 METHODS = (
     "autoregressive",
+    "adaptive",
     "ngram",
     "speculative",
     "eagle-chain-K",

@@ -22,7 +22,8 @@ from foredraft.protocols import Target
 
 __all__ = [
     "BEST",
-    "BEST_OF",
+    "BEST_SHAPED",
+    "BEST_SHAPED_OF",
     "KINDS",
     "RECIPES",
     "Kind",
@@ -43,8 +44,12 @@ TAKES: Mapping[str, tuple[Kind, ...]] = {
     "draft_model": ("draft model",),
     "head": ("head",),
     "drafter": ("draft model", "head"),
+    "any_drafter": ("head", "draft model"),
 }
-"""What recipes draft with, by the name of their first parameter; the first is what they need given."""
+"""What recipes draft with, by the name of their first parameter; the first is what they need given.
+
+Where that parameter has a default, the recipe drafts without a model too.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +59,7 @@ class Method:
     Attributes:
         name: as named by the user, without options: `eagle-chain-4`.
         recipe: its key in `RECIPES`: `eagle-chain-K`.
-        needs: what it drafts with, if it needs anything.
+        needs: what it drafts with, if it drafts with a model or head.
         takes: all that it can draft with; a drafter that it names for itself may be any of these.
         options: as named by the user, and those that are part of the name.
         drafter: of its own, as named by the user: one that ships, or a folder; None drafts with what is
@@ -67,6 +72,8 @@ class Method:
     options: Mapping[str, Any]
     drafter: str | None = None
     takes: frozenset[Kind] = frozenset()
+    optional: bool = False
+    """Whether it drafts without any model too, where there is none."""
 
     @property
     def needs_given(self) -> Kind | None:
@@ -101,7 +108,9 @@ class Method:
         return options
 
     def _check_given(self, given: Kind | None) -> None:
-        if given == self.needs or (self.drafter is not None and given in self.takes):
+        if given == self.needs or (self.optional and given is None):
+            return
+        if (self.optional or self.drafter is not None) and given in self.takes:
             return
         if self.needs is None and given is not None:
             raise ConfigError(f"method {self.name!r} takes no {given}; leave drafter out")
@@ -163,10 +172,11 @@ DRAFTER = "drafter"
 NO_COLON = " (a folder with a colon in its path cannot be named in a method)"
 """Said where the end of such a path is read as the next option."""
 
-BEST = "ngram"
-"""The method when none is named and there is no trained drafter."""
-BEST_OF: Mapping[Kind, str] = {"draft model": "speculative", "head": "eagle2"}
-"""The method when none is named and there is something to draft with."""
+BEST = "adaptive"
+"""The method when none is named: with the drafter that is given or ships, else with copies alone."""
+BEST_SHAPED = "ngram"
+BEST_SHAPED_OF: Mapping[Kind, str] = {"draft model": "speculative", "head": "eagle2"}
+"""The method when none is named, and how drafts look or are verified is asked for."""
 
 
 def parse_method(text: str) -> Method:
@@ -180,13 +190,15 @@ def parse_method(text: str) -> Method:
     recipe = recipe_of(name)
     if recipe is None:
         raise ConfigError(f"unknown method {name!r}; {suggestion(name, RECIPES)}")
-    first = next(iter(inspect.signature(RECIPES[recipe]).parameters), "")
+    parameters = inspect.signature(RECIPES[recipe]).parameters
+    first = next(iter(parameters), "")
     takes = TAKES.get(first, ())
     needs = next(iter(takes), None)
     in_name = {} if recipe == name else {"depth": int(name.rpartition("-")[2])}
     options = read_options(text, RECIPES[recipe], () if needs is None else (DRAFTER,))
     drafter = options.pop(DRAFTER, None)
-    return Method(name, recipe, needs, in_name | options, drafter, frozenset(takes))
+    optional = bool(takes) and parameters[first].default is not inspect.Parameter.empty
+    return Method(name, recipe, needs, in_name | options, drafter, frozenset(takes), optional)
 
 
 def recipe_of(name: str) -> str | None:

@@ -103,10 +103,12 @@ def _measure(
 
 
 def _keep(table: CostTable, engine: Engine, model: str, out: Path | None) -> None:
-    """Write the table where it is looked for, and where the user wants it."""
+    """Write the table where it is looked for, by name and by weights, and where the user wants it."""
+    from foredraft.engine.adaptive_costs import keep_costs
     from foredraft.engine.cost_files import dtype_of, save_costs, write_costs
 
     console = common.console(stderr=True)
+    keep_costs(table, engine)
     if out is not None:
         write_costs(table, out)
     try:

@@ -20,7 +20,14 @@ from foredraft.engine.host_costs import (
     host_s,
     plain_rounds,
 )
-from foredraft.engine.pass_costs import QUANTILE, PassTimes, Report, time_passes
+from foredraft.engine.pass_costs import (
+    MAX_REPEATS,
+    MIN_REPEATS,
+    QUANTILE,
+    PassTimes,
+    Report,
+    time_passes,
+)
 from foredraft.errors import ConfigError
 from foredraft.protocols import Target
 
@@ -37,6 +44,7 @@ def calibrate(
     contexts: Sequence[int] = CONTEXTS,
     budget_s: float = BUDGET_S,
     decode_share: float = DECODE_SHARE,
+    repeats: tuple[int, int] = (MIN_REPEATS, MAX_REPEATS),
     report: Report = lambda message: None,
 ) -> CostTable:
     """The cost table of a target and of the methods that draft for it.
@@ -49,6 +57,7 @@ def calibrate(
         nodes, contexts: as in `measure_passes`.
         budget_s: seconds for all of it together.
         decode_share: of the budget, for timing the host's work in short answers.
+        repeats: of every pass at least and at most.
         report: called with what is measured next.
 
     Raises:
@@ -61,7 +70,7 @@ def calibrate(
     distinct = {_identity(model): model for model in models}
     share_s = budget_s * (1 - decode_share) / len(distinct)
     times = {
-        key: time_passes(model, nodes, contexts, share_s, report=report)
+        key: time_passes(model, nodes, contexts, share_s, repeats=repeats, report=report)
         for key, model in distinct.items()
     }
     passes = {key: measured.costs() for key, measured in times.items()}

@@ -13,6 +13,7 @@ from foredraft.backends.hf_loading import load_hf
 from foredraft.backends.joined_linears import join_linears
 from foredraft.drafters.eagle.head import EagleHead
 from foredraft.drafters.vocabulary import check_same_vocabulary
+from foredraft.engine.adaptive_costs import with_prices
 from foredraft.engine.decisions import warn_of_others, with_shipped_decision
 from foredraft.engine.drafters import (
     NAMED,
@@ -29,7 +30,7 @@ from foredraft.engine.drafters import (
 from foredraft.engine.engine import Engine
 from foredraft.engine.sources import Sources, place_of
 from foredraft.errors import ConfigError, ModelError
-from foredraft.methods import BEST, BEST_OF, Kind, Method, parse_method
+from foredraft.methods import BEST, BEST_SHAPED, BEST_SHAPED_OF, Kind, Method, parse_method
 from foredraft.protocols import Target
 
 
@@ -58,8 +59,8 @@ def load(
             or an already loaded `transformers` model.
         method: a recipe, with options after colons (`"ngram:depth=10"`), among them a drafter of its own
             that ships for the model, or a folder (`"eagle2:drafter=eagle1"`); None takes the one that the
-            drafter implies, or the best there is for the model: a shipped head where there is one, else
-            n-gram drafting.
+            drafter implies, else `"adaptive"`: with a shipped head where there is one, else by copies alone.
+            It measures once what passes cost on this machine, for some seconds.
         drafter: `"none"`, `"ngram"`, one that ships for the model (`"eagle1"`), a draft model in any form
             that `model` takes or as `foredraft train` wrote it, or an EAGLE head: its folder, its id on the
             hub (with a method that needs a head), or an `EagleHead`. None takes what ships for the model,
@@ -84,7 +85,9 @@ def load(
         ConfigError: a name, an option or a combination that cannot work.
         ModelError: a model that cannot be found, read or decoded speculatively.
     """
-    recipe, drafter = _choose_method(method, drafter, model, tree=tree, verifier=verifier)
+    recipe, drafter = _choose_method(
+        method, drafter, model, tree=tree, verifier=verifier, proposal=proposal
+    )
     recipe = _with_own_decision(recipe, model)
     source = drafter if recipe.drafter is None else own_source(recipe, model)
     given = None if source is None else kind_of(source, recipe.needs)
@@ -104,7 +107,7 @@ def load(
         force_vocabulary=force_vocabulary,
         report=report,
     )
-    return models.engine(recipe, **chosen)
+    return models.engine(recipe, report=report, **chosen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,16 +123,29 @@ class Models:
     model: Any = None
     """What the target was loaded from."""
 
-    def engine(self, method: Method, **chosen: str | None) -> Engine:
-        """An engine for a method; choices and errors as in `Method.check`."""
+    def engine(
+        self,
+        method: Method,
+        *,
+        report: Callable[[str], None] = lambda message: None,
+        **chosen: str | None,
+    ) -> Engine:
+        """An engine for a method; choices and errors as in `Method.check`.
+
+        An adaptive one measures what passes cost on this machine, where that is not known yet; `report` is
+        called before that.
+        """
         method, drafter = _with_own_decision(method, self.model), self._drafter_of(method)
         parts = method.build(drafter, **chosen)
         warn_of_others(parts.policy, self.target, drafter)
-        return Engine(self.target, parts.drafter, parts.policy, parts.verifier, self.tokenizer)
+        engine = Engine(self.target, parts.drafter, parts.policy, parts.verifier, self.tokenizer)
+        return with_prices(engine, report=report)
 
     def _drafter_of(self, method: Method) -> Target | EagleHead | None:
         if method.drafter is None:
             loaded = {None: None, "draft model": self.draft_model, "head": self.head}
+            if method.optional and loaded[method.needs] is None:
+                return self.draft_model or self.head
             return loaded[method.needs]
         if method.drafter not in self.own:
             raise ConfigError(
@@ -203,11 +219,11 @@ def _load_draft(
 
 
 def _choose_method(
-    method: str | None, drafter: Any | None, model: Any, *, tree: str | None, verifier: str | None
+    method: str | None, drafter: Any | None, model: Any, **shape: str | None
 ) -> tuple[Method, Any | None]:
     """The recipe, and the source of what it is given to draft with if there is one."""
     drafter = given_source(drafter, model)
-    recipe = parse_method(method or best_method(model, drafter, tree=tree, verifier=verifier))
+    recipe = parse_method(method or best_method(model, drafter, **shape))
     if recipe.drafter is not None:
         if drafter is not None:
             raise ConfigError(
@@ -226,19 +242,27 @@ def _choose_method(
 
 
 def best_method(
-    model: Any, drafter: Any | None = None, *, tree: str | None = None, verifier: str | None = None
+    model: Any,
+    drafter: Any | None = None,
+    *,
+    tree: str | None = None,
+    verifier: str | None = None,
+    proposal: str | None = None,
 ) -> str:
-    """The method that `load` takes when none is named: the drafter's, or the best for the model.
+    """The method that `load` takes when none is named: drafts whose shape follows the text.
 
-    Arguments as in `load`; a tree or a verifier may ask for another method of the same drafter.
+    Arguments as in `load`; who gives a tree, a verifier or a proposal gets a method that takes them.
     """
     if isinstance(drafter, str) and drafter in NAMED:
         return NAMED[drafter]
-    drafter, head = given_source(drafter, model), shipped_source(model, "head")
+    drafter = given_source(drafter, model)
+    if (tree, verifier, proposal) == (None, None, None):
+        return BEST
+    head = shipped_source(model, "head")
     kind = None if drafter is None else kind_of(drafter)
-    best = BEST if kind is None else BEST_OF[kind]
+    best = BEST_SHAPED if kind is None else BEST_SHAPED_OF[kind]
     if head is not None and drafter in (None, head):
-        best = zoo.BEST_METHODS.get(model, BEST_OF["head"])
+        best = zoo.BEST_METHODS.get(model, BEST_SHAPED_OF["head"])
         kind = parse_method(best).needs
     if kind == "head" and tree is not None:
         return "eagle"  # the one whose tree the user gives

@@ -88,10 +88,15 @@ def time_passes(
     contexts: Sequence[int],
     budget_s: float,
     *,
+    repeats: tuple[int, int] = (MIN_REPEATS, MAX_REPEATS),
     clock: Clock = time.perf_counter,
     report: Report = lambda message: None,
 ) -> PassTimes:
-    """The single times behind `measure_passes`; arguments and errors are the same."""
+    """The single times behind `measure_passes`; arguments and errors are the same.
+
+    Args:
+        repeats: of every point at least, however small the budget, and at most.
+    """
     began = clock()
     check_budget(budget_s)
     nodes, contexts = _within(target.context_length, *check_grid(nodes, contexts))
@@ -100,8 +105,8 @@ def time_passes(
         timer.round("warming up")
         rounds: list[tuple[tuple[float, ...], ...]] = []
         round_s = 0.0
-        while len(rounds) < MIN_REPEATS or (
-            len(rounds) < MAX_REPEATS and clock() - began + round_s <= budget_s
+        while len(rounds) < repeats[0] or (
+            len(rounds) < repeats[1] and clock() - began + round_s <= budget_s
         ):
             started = clock()
             rounds.append(timer.round(f"repeat {len(rounds) + 1}"))

@@ -8,17 +8,21 @@ from dataclasses import dataclass
 from foredraft.drafters.draft_model import DraftModelDrafter
 from foredraft.drafters.eagle.drafter import EagleDrafter
 from foredraft.drafters.eagle.head import EagleHead
+from foredraft.drafters.hybrid import HybridDrafter
 from foredraft.drafters.ngram import NgramDrafter
 from foredraft.drafters.recall import PAIR, SINGLE, TEXT, RecallWeights
 from foredraft.engine.decisions import shaped
 from foredraft.engine.draft_stops import stopped
 from foredraft.errors import ConfigError, suggestion
+from foredraft.policies.adaptive import AdaptivePolicy
 from foredraft.policies.dynamic import BudgetPolicy, DynamicTreePolicy
 from foredraft.policies.fixed import FixedPolicy
+from foredraft.policies.prices import Prices
 from foredraft.policies.static_tree import StaticTreePolicy
 from foredraft.protocols import Drafter, Policy, Target, Verifier
 from foredraft.tree import Proposal, parse_k_config
 from foredraft.verifiers import verifier as make_verifier
+from foredraft.verifiers.exact import ExactVerifier
 from foredraft.verifiers.multi_root import NUCLEUS, MultiRootVerifier
 
 
@@ -205,6 +209,33 @@ def _mcsd_improved(
     return Parts(drafts, policy, make_verifier(verifier))
 
 
+def _adaptive(
+    any_drafter: Target | EagleHead | None = None,
+    *,
+    nodes: int = 48,
+    depth: int = 8,
+    top_k: int = 5,
+    copies: int = 32,
+    min: int = 1,
+    max: int = 5,
+    refine: str = "yes",
+) -> Parts:
+    """The tree with the most expected tokens for its time, each round anew; copies join a model's drafts.
+
+    `refine=no` keeps prices as they were measured, so that equal texts get equal drafts.
+    """
+    if refine not in ("yes", "no"):
+        raise ConfigError(f"refine={refine!r} is not allowed; give yes or no")
+    prices = Prices.assumed(has_model=any_drafter is not None)
+    options = {"nodes": nodes, "depth": depth, "top_k": top_k, "copies": copies}
+    policy = AdaptivePolicy(prices, refine=refine == "yes", **options)
+    copying = NgramDrafter(min_match=min, max_match=max)
+    if any_drafter is None:
+        return Parts(copying, policy, ExactVerifier())
+    model = _drafts_of(any_drafter, Proposal.COUPLED)
+    return Parts(HybridDrafter(model, copying), policy, ExactVerifier())
+
+
 def _drafts_of(
     model: Target | EagleHead, proposal: Proposal, recall: RecallWeights | None = None
 ) -> Drafter:
@@ -216,6 +247,7 @@ def _drafts_of(
 
 RECIPES: Mapping[str, Callable[..., Parts]] = {
     "autoregressive": _autoregressive,
+    "adaptive": _adaptive,
     "ngram": _ngram,
     "speculative": _speculative,
     "eagle-chain-K": _eagle_chain,

@@ -194,7 +194,12 @@ class Session:
         if self._drafting is not None and not cut:
             spent = self.clock.spent
             outcome = RoundOutcome(
-                tree, verdict.num_accepted, spent.get("draft", 0.0), spent["target"], verdict.path
+                tree,
+                verdict.num_accepted,
+                spent.get("draft", 0.0),
+                spent["target"],
+                verdict.path,
+                verdict.token_ids,
             )
             self._drafting.policy.observe(outcome)
         seconds, before_s = self.clock.lap(), self._passes_before_s

@@ -80,6 +80,8 @@ class RoundOutcome:
     target_s: float
     path: tuple[int, ...] = ()
     """Nodes that were accepted, the root first: at each of them the target chose among its children."""
+    token_ids: tuple[int, ...] = ()
+    """What the target chose after each of these nodes: the accepted tokens and one more."""
 
 
 class PolicyState(Protocol):
