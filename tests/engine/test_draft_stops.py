@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from foredraft import ConfigError, Engine
+from foredraft.backends.hf import HFTarget
 from foredraft.backends.table import TableModel
 from foredraft.drafters.eagle.head import EagleHead
 from foredraft.engine.draft_stops import STOP_RULES, depth_of, read_stop, stopped
@@ -132,6 +133,25 @@ def test_a_stopped_draft_gives_the_same_answer(rule: str) -> None:
 
     whole, cut = made("speculative:depth=6"), made(f"speculative:depth=6:stop={rule}")
     assert cut.token_ids == whole.token_ids
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "eagle-chain-5:stop=svip@0.9",
+        "eagle:stop=confidence@0.02",
+        "eagle2:depth=4:nodes=9:top_k=3:stop=ddd@-6@2.3",
+        "eagle2:depth=4:nodes=9:top_k=3:stop=constant@2+adaedl",
+        "eagle:tree=3,2,1:stop=cumulative@-4",
+    ],
+)
+def test_heads_with_stop_rules_give_plain_answers(method: str, temperature: float) -> None:
+    parts = parse_method(method).build(head())
+    engine = Engine(HFTarget(tiny_llama()), parts.drafter, parts.policy, parts.verifier)
+    options = {"max_new_tokens": 24, "temperature": temperature, "seed": 1}
+    plain = engine.without_drafts().generate([5, 9, 3, 7], **options)
+    assert engine.generate([5, 9, 3, 7], **options).token_ids == plain.token_ids
 
 
 @pytest.mark.parametrize(
