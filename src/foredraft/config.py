@@ -22,6 +22,7 @@ METHODS = (
     "eagle-chain-K",
     "eagle",
     "eagle2",
+    "hybrid",
     "mcsd",
     "mcsd-improved",
     "mcsd-improved-lossy",
