@@ -19,6 +19,7 @@ LAYERS = (
     {"errors"},
     {"config", "files"},
     {"tree"},
+    {"tree_merging"},
     {"sampling", "results"},
     {"protocols", "costs"},
     {"backends", "policies", "verifiers", "zoo"},

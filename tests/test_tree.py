@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import accumulate
 from operator import mul
 
@@ -57,6 +58,26 @@ def test_a_path_leads_from_the_root_through_parents(tree: DraftTree) -> None:
 def test_tokens_of_a_path_leave_the_root_out(tree: DraftTree) -> None:
     for node in range(len(tree)):
         assert tree.path_tokens(node) == tuple(tree.token_ids[n] for n in tree.path(node)[1:])
+
+
+@given(trees())
+def test_following_tokens_leads_along_their_path(tree: DraftTree) -> None:
+    tree = replace(tree, token_ids=tuple(range(len(tree))))  # siblings differ
+    for node in range(len(tree)):
+        tokens = tree.path_tokens(node)
+        assert tree.follow(tokens) == tree.path(node)
+        assert tree.follow([*tokens, -1]) == tree.follow(tokens)
+
+
+@given(trees(), st.data())
+def test_a_part_keeps_the_paths_it_names(tree: DraftTree, data: st.DataObject) -> None:
+    ends = data.draw(st.sets(st.integers(0, len(tree) - 1)))
+    nodes = sorted({n for end in ends for n in tree.path(end)} - {0})
+    part = tree.part(nodes)
+    assert [part.path_tokens(i) for i in range(1, len(part))] == [
+        tree.path_tokens(n) for n in nodes
+    ]
+    assert part.proposals[1:] == tuple(tree.proposals[n] for n in nodes)
 
 
 @given(trees())

@@ -23,6 +23,7 @@ METHODS = (
     "eagle-chain-K",
     "eagle",
     "eagle2",
+    "hybrid",
     "mcsd",
     "mcsd-improved",
     "mcsd-improved-lossy",

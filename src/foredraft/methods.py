@@ -44,7 +44,7 @@ TAKES: Mapping[str, tuple[Kind, ...]] = {
     "draft_model": ("draft model",),
     "head": ("head",),
     "drafter": ("draft model", "head"),
-    "any_drafter": ("head", "draft model"),
+    "model": ("head", "draft model"),
 }
 """What recipes draft with, by the name of their first parameter; the first is what they need given.
 

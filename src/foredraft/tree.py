@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -128,6 +128,32 @@ class DraftTree:
         """The tokens of the path to `node` that are no text yet: an open root is one of them."""
         path = self.path(node)
         return tuple(self.token_ids[i] for i in (path if self.open_roots else path[1:]))
+
+    def follow(self, token_ids: Sequence[int]) -> tuple[int, ...]:
+        """Nodes from the root, it included, along these draft tokens as far as the tree holds them.
+
+        Of equal siblings the first is taken. Of trees with one root.
+        """
+        path = [0]
+        for token in token_ids:
+            child = next((n for n in self.children[path[-1]] if self.token_ids[n] == token), None)
+            if child is None:
+                break
+            path.append(child)
+        return tuple(path)
+
+    def part(self, nodes: Collection[int]) -> DraftTree:
+        """The roots and these draft tokens alone, with each its parent; they keep their order."""
+        kept = [*range(self.num_roots), *sorted(nodes)]
+        new = {old: i for i, old in enumerate(kept)}
+        return DraftTree(
+            tuple(self.token_ids[n] for n in kept),
+            tuple(new.get(self.parents[n], NO_PARENT) for n in kept),
+            tuple(self.proposals[n] for n in kept),
+            {new[n]: law for n, law in self.laws.items() if n in new},
+            self.open_roots,
+            self.draft_rows,
+        )
 
     @classmethod
     def root_only(cls, token_id: int) -> DraftTree:

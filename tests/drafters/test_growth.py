@@ -12,8 +12,9 @@ from foredraft.backends.table import TableModel, TableState
 from foredraft.drafters.draft_model import DraftModelDrafter
 from foredraft.drafters.growth import grow_tree
 from foredraft.errors import ConfigError
+from foredraft.policies.dynamic import BudgetPolicy, DynamicTreePolicy
 from foredraft.policies.fixed import FixedPolicy
-from foredraft.protocols import DraftLimits, Frontier, PolicyState, RoundOutcome
+from foredraft.protocols import DraftLimits, Frontier, Policy, PolicyState, RoundOutcome
 from foredraft.tree import DraftTree, Proposal, TreeBuilder
 from tests.drafters.contexts import DEEP, context
 
@@ -318,6 +319,12 @@ def log_q(model: TableModel, text: Sequence[int], path: Sequence[int]) -> float:
         total += float(model.logits_after(so_far).log_softmax(-1)[token])
         so_far.append(token)
     return total
+
+
+@pytest.mark.parametrize("policy", [DynamicTreePolicy(), BudgetPolicy()], ids=["dynamic", "budget"])
+def test_a_source_without_scores_is_refused(policy: Policy) -> None:
+    with pytest.raises(ConfigError, match=f"{type(policy).__name__} .* scores of drafts"):
+        grow(policy.start())
 
 
 def test_a_drafter_without_laws_gives_no_scores() -> None:

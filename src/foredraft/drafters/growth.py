@@ -53,7 +53,7 @@ class CandidateSource(Protocol):
         ...
 
     def scores(self, nodes: Sequence[int]) -> list[float] | None:
-        """log q of the path to each of these grown nodes, or None if there are no laws."""
+        """The score of each of these grown nodes, as in `Frontier.scores`; None if there are none."""
         ...
 
     def extend(self, nodes: Sequence[int], counts: Sequence[int]) -> list[int]:
@@ -135,7 +135,7 @@ def _select(
     scores = source.scores(range(len(builder)))
     if scores is None:
         raise ConfigError(
-            f"{type(policy).__name__} ranks drafts by the drafter's law, and this drafter has none; "
+            f"{type(policy).__name__} ranks drafts by their scores, and this drafter has none; "
             "use a fixed tree"
         )
     candidates = Candidates(tuple(builder.token_ids), tuple(builder.parents), tuple(scores))

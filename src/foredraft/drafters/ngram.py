@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from foredraft.drafters.growth import grow_tree
+from foredraft.drafters.reliability import PROMPT_WEIGHT, Reliability, agreement
 from foredraft.errors import ConfigError
 from foredraft.policies.fixed import FixedPolicy
 from foredraft.protocols import DraftContext, PolicyState
@@ -24,6 +27,9 @@ class NgramDrafter:
     The longest match comes first, later occurrences before earlier ones. A copy that reaches the end
     of the text goes on with the tokens it has just drafted, so a loop is drafted to full depth.
     Costs no model pass.
+
+    Scores are logs of how likely copies are right, by how much of the text agrees with their source and by
+    how copies have done in the text (`Reliability`).
 
     Args:
         min_match: shortest n-gram looked up.
@@ -60,21 +66,36 @@ class NgramState:
         self._lengths = range(max_match, min_match - 1, -1)
         self._follow: dict[tuple[int, ...], list[int]] = {}  # not deques: each takes 760 bytes
         self._num_indexed = 0
+        self._reliability = Reliability()
 
     def prefill(self, token_ids: Sequence[int]) -> None:
         """Index the prompt."""
-        self._index(token_ids)
+        self._index(token_ids, PROMPT_WEIGHT)
 
     def draft(self, context: DraftContext, policy: PolicyState) -> DraftTree:
         """Copy what followed the longest matches of the text's end."""
+        builder = context.builder()
+        return grow_tree(context, policy, builder, self._copies(context, builder))
+
+    def draft_scored(
+        self, context: DraftContext, policy: PolicyState
+    ) -> tuple[DraftTree, tuple[float, ...]]:
+        """As `draft`; with it, for each node, log of how likely its path is thought to be, [N]."""
+        builder = context.builder()
+        copies = self._copies(context, builder)
+        tree = grow_tree(context, policy, builder, copies)
+        grown = range(len(tree)) if builder.origins is None else builder.origins
+        return tree, tuple(copies.scores(grown))
+
+    def _copies(self, context: DraftContext, builder: TreeBuilder) -> _Copies:
+        """What can be copied behind the text, which is indexed first."""
         token_ids = context.token_ids
         self._index(token_ids)
-        builder = context.builder()
         positions = {
             node: self._find([*context.known_ids[-LONGEST_MATCH:], root])
             for node, root in enumerate(context.roots)
         }
-        return grow_tree(context, policy, builder, _Copies(context, builder, positions))
+        return _Copies(context, builder, positions, self._reliability)
 
     def commit(self, path: Sequence[int]) -> None:
         """The next draft indexes what was added."""
@@ -83,14 +104,24 @@ class NgramState:
         """Forget the text."""
         self._follow.clear()
 
-    def _index(self, token_ids: Sequence[int]) -> None:
-        """Remember, for each n-gram, the position that follows it (the text's end excepted)."""
+    def _index(self, token_ids: Sequence[int], weight: float = 1.0) -> None:
+        """Remember, for each n-gram, the position that follows it (the text's end excepted).
+
+        Each token that is added is compared with the copy that would have been made of it, which counts
+        `weight`.
+        """
         for end in range(self._num_indexed, len(token_ids)):
+            source = None
             for n in self._lengths:
                 if n <= end:
                     follow = self._follow.setdefault(tuple(token_ids[end - n : end]), [])
+                    if source is None and follow:
+                        source = follow[-1]
                     follow.append(end)
                     del follow[:-MATCHES_KEPT]
+            if source is not None:
+                length = agreement(token_ids, source, end)
+                self._reliability.note(length, token_ids[source] == token_ids[end], weight)
         self._num_indexed = len(token_ids)
 
     def _find(self, token_ids: Sequence[int]) -> list[int]:
@@ -103,16 +134,35 @@ class NgramState:
         return list(found)
 
 
+@dataclass(frozen=True, slots=True)
+class _Siblings:
+    """Copies behind one node whose scores nobody has asked for yet."""
+
+    parent: int
+    first: int
+    """The first of them; the others follow it."""
+    num_drafted: int
+    """Tokens from the text's end to them, which their sources repeat."""
+    starts: list[int]
+    """[n] where the source of each stood at the text's end."""
+
+
 class _Copies:
     """Candidate children: the tokens at the positions being copied, in the order of the matches."""
 
     column_ids: Tensor | None = None
 
     def __init__(
-        self, context: DraftContext, builder: TreeBuilder, positions: dict[int, list[int]]
+        self,
+        context: DraftContext,
+        builder: TreeBuilder,
+        positions: dict[int, list[int]],
+        reliability: Reliability,
     ) -> None:
         self._context, self._builder = context, builder
-        self._positions = positions
+        self._positions, self._reliability = positions, reliability
+        self._scores = dict.fromkeys(positions, 0.0)
+        self._unscored: list[_Siblings] = []
 
     def log_probs(self, nodes: Sequence[int]) -> Tensor | None:
         """Copies have no law."""
@@ -126,22 +176,39 @@ class _Copies:
         """Copies have no law."""
         return None
 
-    def scores(self, nodes: Sequence[int]) -> list[float] | None:
-        """Copies have no law."""
-        return None
+    def scores(self, nodes: Sequence[int]) -> list[float]:
+        """log of how likely the path to each node is right; worked out when it is asked for."""
+        for siblings in self._unscored:
+            self._score(siblings)
+        self._unscored.clear()
+        return [self._scores[node] for node in nodes]
 
     def extend(self, nodes: Sequence[int], counts: Sequence[int]) -> list[int]:
         """Children are the first distinct tokens; all positions that agree on one move on with it."""
         new = []
         for node, count in zip(nodes, counts, strict=True):
-            for token, positions in list(self._candidates(node).items())[:count]:
+            drafted = self._builder.path_tokens(node)
+            candidates = list(self._candidates(node, drafted).items())[:count]
+            first = len(self._builder)
+            for token, positions in candidates:
                 child = self._builder.add(node, token, Proposal.DETERMINISTIC)
                 self._positions[child] = positions
                 new.append(child)
+            starts = [positions[0] - 1 - len(drafted) for _, positions in candidates]
+            self._unscored.append(_Siblings(node, first, len(drafted), starts))
         return new
 
-    def _candidates(self, node: int) -> dict[int, list[int]]:
-        drafted = self._builder.path_tokens(node)
+    def _score(self, siblings: _Siblings) -> None:
+        """Each sibling has its share of what those before it leave."""
+        text, left = self._context.token_ids, 1.0
+        for rank, start in enumerate(siblings.starts):
+            length = agreement(text, start, len(text)) + siblings.num_drafted
+            right = self._reliability(length, rank)
+            above = self._scores[siblings.parent]
+            self._scores[siblings.first + rank] = above + math.log(left * right)
+            left *= 1 - right
+
+    def _candidates(self, node: int, drafted: Sequence[int]) -> dict[int, list[int]]:
         text = self._context.token_ids
         banned = self._context.law.banned_after(text, drafted)
         candidates: dict[int, list[int]] = {}

@@ -11,6 +11,7 @@ from foredraft.config import GenerationOptions
 from foredraft.costs import BUDGET_S, CONTEXTS, NODES, CostTable, DraftCosts, check_budget
 from foredraft.drafters.eagle.drafter import EagleDrafter
 from foredraft.drafters.eagle.passes import HeadPasses
+from foredraft.drafters.hybrid import HybridDrafter
 from foredraft.engine.engine import Engine
 from foredraft.engine.host_costs import (
     GREEDY,
@@ -90,9 +91,12 @@ def calibrate(
 
 def draft_model(engine: Engine) -> Target | None:
     """The model whose passes are the engine's draft levels: its drafter's `model`, or its head."""
-    if isinstance(engine.drafter, EagleDrafter):
-        return HeadPasses(engine.drafter.head, engine.drafter.window)
-    model = getattr(engine.drafter, "model", None)
+    drafter = engine.drafter
+    if isinstance(drafter, HybridDrafter):
+        drafter = drafter.model
+    if isinstance(drafter, EagleDrafter):
+        return HeadPasses(drafter.head, drafter.window)
+    model = getattr(drafter, "model", None)
     return model if isinstance(model, Target) else None
 
 

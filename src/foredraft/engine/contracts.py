@@ -7,6 +7,7 @@ from typing import Any
 from foredraft.errors import ConfigError
 from foredraft.protocols import (
     DraftContext,
+    MergingState,
     Policy,
     PolicyKind,
     PolicyState,
@@ -37,7 +38,7 @@ def check_selection(policy: Policy, state: PolicyState) -> None:
     Raises:
         ConfigError: the verifier was chosen for what the policy says.
     """
-    if policy.kind is not PolicyKind.SELECTS and isinstance(state, SelectingState):
+    if policy.kind is not PolicyKind.SELECTS and isinstance(state, SelectingState | MergingState):
         raise ConfigError(
             f"{type(state).__name__} selects among drawn tokens, and {type(policy).__name__} is of kind "
             f"{policy.kind.name}; make it SELECTS"

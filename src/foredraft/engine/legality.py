@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from foredraft.drafters.hybrid import HybridDrafter, merging_state
 from foredraft.errors import ConfigError
 from foredraft.protocols import (
     Drafter,
@@ -45,6 +46,10 @@ def check_legal(drafter: Drafter, policy: Policy, verifier: Verifier) -> None:
             f"{name} verifies chains alone and {type(policy).__name__} asks for trees; give a tree of "
             "ones such as 1,1,1,1, or use verifier='exact' or 'traversal'"
         )
+    if isinstance(drafter, HybridDrafter) and not isinstance(policy, FeaturePolicy):
+        merging_state(
+            policy.start()
+        )  # one that reads hidden states is looked at in its first draft
 
 
 def check_features(part: Drafter | Policy, target: Target) -> None:

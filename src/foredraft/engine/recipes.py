@@ -17,6 +17,7 @@ from foredraft.errors import ConfigError, suggestion
 from foredraft.policies.adaptive import AdaptivePolicy
 from foredraft.policies.dynamic import BudgetPolicy, DynamicTreePolicy
 from foredraft.policies.fixed import FixedPolicy
+from foredraft.policies.merging import MergingPolicy
 from foredraft.policies.prices import Prices
 from foredraft.policies.static_tree import StaticTreePolicy
 from foredraft.protocols import Drafter, Policy, Target, Verifier
@@ -118,13 +119,58 @@ def _eagle2(
 ) -> Parts:
     """EAGLE-2's dynamic tree; of sampled children, a tree whose budget is spent before drawing."""
     drafter = _eagle_drafter(head, proposal, window, verifier)
-    sampled = drafter.proposal in (Proposal.SAMPLED, Proposal.RESAMPLED)
-    shape = (
-        BudgetPolicy(nodes, depth, max_children=top_k)
-        if sampled
-        else DynamicTreePolicy(depth, nodes, top_k)
-    )
+    shape = _dynamic(drafter.proposal, depth, nodes, top_k)
     return Parts(drafter, stopped(shape, stop), make_verifier(verifier))
+
+
+def _hybrid(
+    model: Target | EagleHead,
+    *,
+    depth: int = 8,
+    min: int = 2,
+    max: int = 5,
+    levels: int | None = None,
+    nodes: int | None = None,
+    top_k: int | None = None,
+    tree: str | None = None,
+    proposal: str | None = None,
+    verifier: str = "exact",
+) -> Parts:
+    """A branch of copies, `depth` long, merged with the tree of a head or draft model.
+
+    That is a dynamic tree (`levels`, `nodes`, `top_k`) or the given k-config.
+    """
+    drafts = _drafts_of(model, _proposal_for(verifier, proposal))
+    drafter = HybridDrafter(drafts, NgramDrafter(min_match=min, max_match=max))
+    shape = _model_shape(drafts.proposal, tree, {"levels": levels, "nodes": nodes, "top_k": top_k})
+    policy = MergingPolicy(shape, FixedPolicy.chain(depth))
+    return Parts(drafter, policy, make_verifier(verifier))
+
+
+def _model_shape(
+    proposal: Proposal, tree: str | None, given: Mapping[str, int | None]
+) -> FixedPolicy | DynamicTreePolicy | BudgetPolicy:
+    """The k-config, or a dynamic tree of the numbers given; a default for each that is not."""
+    chosen = {name: value for name, value in given.items() if value is not None}
+    if tree is not None:
+        for name, value in chosen.items():
+            raise ConfigError(
+                f"{name}={value} and tree={tree!r} both give the shape; leave one out"
+            )
+        return FixedPolicy(tree)
+    sizes = {"levels": 4, "nodes": 8, "top_k": 4} | chosen
+    if sizes["levels"] < 1:
+        raise ConfigError(f"levels={sizes['levels']} is not allowed; give 1 or more")
+    return _dynamic(proposal, sizes["levels"], sizes["nodes"], sizes["top_k"])
+
+
+def _dynamic(
+    proposal: Proposal, depth: int, nodes: int, top_k: int
+) -> DynamicTreePolicy | BudgetPolicy:
+    """EAGLE-2's tree; of sampled children, a budget that is spent before drawing."""
+    if proposal in (Proposal.SAMPLED, Proposal.RESAMPLED):
+        return BudgetPolicy(nodes, depth, max_children=top_k)
+    return DynamicTreePolicy(depth, nodes, top_k)
 
 
 def _eagle_drafter(
@@ -210,7 +256,7 @@ def _mcsd_improved(
 
 
 def _adaptive(
-    any_drafter: Target | EagleHead | None = None,
+    model: Target | EagleHead | None = None,
     *,
     nodes: int = 48,
     depth: int = 8,
@@ -226,19 +272,25 @@ def _adaptive(
     """
     if refine not in ("yes", "no"):
         raise ConfigError(f"refine={refine!r} is not allowed; give yes or no")
-    prices = Prices.assumed(has_model=any_drafter is not None)
-    options = {"nodes": nodes, "depth": depth, "top_k": top_k, "copies": copies}
-    policy = AdaptivePolicy(prices, refine=refine == "yes", **options)
+    prices = Prices.assumed(has_model=model is not None)
+    policy = AdaptivePolicy(
+        prices,
+        nodes=nodes,
+        depth=depth,
+        top_k=top_k,
+        copies=copies,
+        refine=refine == "yes",
+    )
     copying = NgramDrafter(min_match=min, max_match=max)
-    if any_drafter is None:
+    if model is None:
         return Parts(copying, policy, ExactVerifier())
-    model = _drafts_of(any_drafter, Proposal.COUPLED)
-    return Parts(HybridDrafter(model, copying), policy, ExactVerifier())
+    drafts = _drafts_of(model, Proposal.COUPLED)
+    return Parts(HybridDrafter(drafts, copying), policy, ExactVerifier())
 
 
 def _drafts_of(
     model: Target | EagleHead, proposal: Proposal, recall: RecallWeights | None = None
-) -> Drafter:
+) -> EagleDrafter | DraftModelDrafter:
     """The drafter of a draft model or a head."""
     if isinstance(model, EagleHead):
         return EagleDrafter(model, proposal, recall=recall)
@@ -253,6 +305,7 @@ RECIPES: Mapping[str, Callable[..., Parts]] = {
     "eagle-chain-K": _eagle_chain,
     "eagle": _eagle,
     "eagle2": _eagle2,
+    "hybrid": _hybrid,
     "mcsd": _mcsd,
     "mcsd-improved": _mcsd_improved,
     "mcsd-improved-lossy": _mcsd_improved_lossy,

@@ -174,7 +174,11 @@ class BudgetState:
         if not self._policy.reads_laws:
             return [0.5] * len(frontier.nodes)
         log_probs = frontier.log_probs()
-        assert log_probs is not None  # a drafter with scores has laws
+        if log_probs is None:
+            raise ConfigError(
+                f"{type(self._policy).__name__} reads the drafter's laws, and this drafter has none; "
+                "use reads_laws=False"
+            )
         return _expected_rest(log_probs)
 
 
@@ -182,12 +186,12 @@ def scores_of(frontier: Frontier, policy: object) -> list[float]:
     """The scores of a frontier's nodes, for policies that cannot do without.
 
     Raises:
-        ConfigError: the drafter has no laws.
+        ConfigError: the drafter has none.
     """
     scores = frontier.scores()
     if scores is None:
         raise ConfigError(
-            f"{type(policy).__name__} follows the drafter's law, and this drafter has none; "
+            f"{type(policy).__name__} follows the scores of drafts, and this drafter has none; "
             "use FixedPolicy or StaticTreePolicy"
         )
     return scores

@@ -55,10 +55,10 @@ class Frontier:
     without one. Calling it costs the draft pass of this level for all of its nodes; a policy that answers
     without calling it saves that of the nodes to which it gives no children."""
     scores: Callable[[], list[float] | None]
-    """log of how likely the drafter thinks each node's path is, [F]; None from drafters without laws. Costs
-    no pass. It is log q, summed over the laws that the tokens were drawn from, before temperature and
+    """log of how likely the drafter thinks each node's path is, [F]; None from drafters that cannot tell.
+    Costs no pass. It is log q, summed over the laws that the tokens were drawn from, before temperature and
     filters; of coupled proposals above temperature 0, the noise that chooses the target's token is known
-    and counts (`DraftLaw.coupled_scores`)."""
+    and counts (`DraftLaw.coupled_scores`). Of copies it is how often such copies were right."""
     column_ids: Tensor | None = None
     """Token id of each column of `log_probs`, int64 [C]; None where column i is token i."""
     hidden: Callable[[], Tensor | None] = _nothing

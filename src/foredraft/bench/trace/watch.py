@@ -26,6 +26,7 @@ from foredraft.protocols import (
     FeatureState,
     FeatureTarget,
     Frontier,
+    MergingState,
     ModelState,
     Policy,
     PolicyState,
@@ -34,6 +35,7 @@ from foredraft.protocols import (
     TakeFeatures,
     Target,
 )
+from foredraft.tree import DraftTree, Proposal
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +76,32 @@ class Watch:
         self.path: tuple[int, ...] = ()
         self.levels: list[DraftLevel] = []
         self.scores: dict[int, float] = {}
+        self.drafted: DraftTree | None = (
+            None  # what levels and scores are of, if another tree was scored
+        )
 
     def take(self) -> Sighting:
         """The round that has just ended; called once after each step of the stream."""
         assert self.logits is not None, "no round has ended"
+        if self.drafted is not None:
+            self._renumber(self.drafted)
         levels, scores = tuple(self.levels), dict(self.scores)
         seen = Sighting(self.token_ids, self.parents, self.logits, self.path, levels, scores)
-        self.logits, self.levels, self.scores = None, [], {}
+        self.logits, self.levels, self.scores, self.drafted = None, [], {}, None
         return seen
+
+    def _renumber(self, drafted: DraftTree) -> None:
+        """Levels and scores by the nodes of the tree that was scored, as far as it holds them."""
+        scored = DraftTree(
+            self.token_ids, self.parents, (Proposal.DETERMINISTIC,) * len(self.token_ids)
+        )
+        place = {}
+        for node in range(len(drafted)):
+            path = scored.follow(drafted.path_tokens(node))
+            if len(path) == drafted.depths[node] + 1:
+                place[node] = path[-1]
+        self.levels = [_kept(level, place) for level in self.levels]
+        self.scores = {place[n]: score for n, score in self.scores.items() if n in place}
 
 
 def watched(engine: Engine, watch: Watch) -> Engine:
@@ -174,7 +194,11 @@ class WatchedPolicy:
 
     def _watched(self, state: PolicyState) -> WatchedPolicyState:
         if isinstance(state, SelectingState):
+            if isinstance(state, MergingState):
+                return WatchedSelectingMergingState(state, self._watch)
             return WatchedSelectingState(state, self._watch)
+        if isinstance(state, MergingState):
+            return WatchedMergingState(state, self._watch)
         return WatchedPolicyState(state, self._watch)
 
 
@@ -283,6 +307,30 @@ class WatchedSelectingState(WatchedPolicyState):
         place = {old: new for new, old in enumerate(kept)}
         self._watch.levels = [_kept(level, place) for level in self._watch.levels]
         return selected
+
+
+class WatchedMergingState(WatchedPolicyState):
+    """A `MergingState`; what is seen of the model's tree gets the numbers of its nodes in the merged one."""
+
+    _policy: MergingState
+
+    @property
+    def copies(self) -> PolicyState:
+        """The policy's own: copies come of no laws."""
+        return self._policy.copies
+
+    def offer(self, copies: DraftTree, scores: Sequence[float]) -> None:
+        """Passed on."""
+        self._policy.offer(copies, scores)
+
+    def keep_copies(self, drafted: DraftTree) -> Sequence[int]:
+        """Passed on; the model's tree is kept."""
+        self._watch.drafted = drafted
+        return self._policy.keep_copies(drafted)
+
+
+class WatchedSelectingMergingState(WatchedMergingState, WatchedSelectingState):
+    """A `MergingState` that is a `SelectingState` too."""
 
 
 def _kept(level: DraftLevel, place: Mapping[int, int]) -> DraftLevel:
