@@ -112,7 +112,7 @@ def test_a_sampled_comparison_shares_one_seed(folder: Path) -> None:
 def test_a_comparison_is_shown_side_by_side(folder: Path) -> None:
     done = run("--model", folder, *PLAIN, "--prompt", PROMPT, "--compare")
     assert done.exit_code == 0
-    for part in ("plain decoding", "speculative decoding (ngram)", "identical: yes"):
+    for part in ("plain decoding", "speculative decoding (adaptive)", "identical: yes"):
         assert part in done.stdout
 
 

@@ -65,7 +65,7 @@ def test_generate_compares_a_head_with_plain_decoding(
 @pytest.mark.parametrize(
     ("chosen", "label"),
     [
-        ((), "eagle2"),
+        ((), "adaptive"),
         (("--method", "eagle-chain-2"), "eagle-chain-2"),
         (("--method", "eagle2:nodes=6"), "eagle2:nodes=6"),
         (("--tree", "2,1"), "eagle, tree 2,1"),
@@ -100,7 +100,7 @@ def test_calibrate_times_a_head(
     model, head = folders
     grid = ["--nodes", "1,4", "--contexts", "16", "--budget", "0.2", "--dtype", "float32"]
     done = run("calibrate", "--model", model, "--drafter", head, *grid, "--json")
-    passes = CostTable.from_dict(document(done)).drafts["eagle2"].passes
+    passes = CostTable.from_dict(document(done)).drafts["adaptive"].passes
     assert passes is not None
     assert passes.nodes == (1, 4)
 

@@ -15,8 +15,10 @@ from foredraft.backends.table import TableModel
 from foredraft.config import METHODS
 from foredraft.drafters.draft_model import DraftModelDrafter
 from foredraft.drafters.eagle.head import EagleHead
+from foredraft.drafters.hybrid import HybridDrafter
 from foredraft.drafters.ngram import NgramDrafter
 from foredraft.methods import BEST, RECIPES, parse_method
+from foredraft.policies.adaptive import AdaptivePolicy
 from foredraft.policies.dynamic import BudgetPolicy, DynamicTreePolicy
 from foredraft.policies.fixed import FixedPolicy
 from foredraft.policies.static_tree import StaticTreePolicy
@@ -143,7 +145,9 @@ def test_a_choice_beside_the_method_goes_before_its_own_option() -> None:
         ({"drafter": "none"}, type(None)),
         ({"method": "autoregressive"}, type(None)),
         ({"method": "autoregressive", "drafter": "none"}, type(None)),
-        ({"drafter": DRAFT}, DraftModelDrafter),
+        ({"drafter": DRAFT}, HybridDrafter),
+        ({"drafter": DRAFT, "proposal": "coupled"}, DraftModelDrafter),
+        ({"drafter": DRAFT, "tree": "2,1"}, DraftModelDrafter),
         ({"method": "speculative:depth=2", "drafter": DRAFT}, DraftModelDrafter),
     ],
 )
@@ -154,9 +158,19 @@ def test_a_drafter_implies_a_method(choices: dict[str, Any], drafter: type) -> N
 def test_no_method_is_the_best_there_is() -> None:
     named, unnamed = foredraft.load(TARGET, method=BEST), foredraft.load(TARGET)
     assert type(named.drafter) is type(unnamed.drafter)
+    assert isinstance(unnamed.policy, AdaptivePolicy)
 
 
-@pytest.mark.parametrize("name", ["autoregressive", "ngram:tree=3,1", "speculative:tree=2,2"])
+def test_the_adaptive_method_drafts_with_a_model_where_there_is_one() -> None:
+    alone, joined = (foredraft.load(TARGET, method="adaptive", drafter=d) for d in (None, DRAFT))
+    assert isinstance(alone.drafter, NgramDrafter)
+    assert isinstance(joined.drafter, HybridDrafter)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["autoregressive", "adaptive", "adaptive:nodes=3", "ngram:tree=3,1", "speculative:tree=2,2"],
+)
 def test_every_method_answers_as_plain_decoding(name: str) -> None:
     drafter = DRAFT if parse_method(name).needs_draft_model else None
     engine = foredraft.load(TARGET, method=name, drafter=drafter)
@@ -171,7 +185,7 @@ def test_every_method_answers_as_plain_decoding(name: str) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("", "unknown method ''; available: autoregressive, ngram, speculative, eagle-chain-K"),
+        ("", "unknown method ''; available: autoregressive, adaptive, ngram, speculative"),
         ("eagle-chain-K", "unknown method 'eagle-chain-K'"),
         ("eagle-chain", "unknown method 'eagle-chain'; did you mean 'eagle-chain-K'?"),
         ("eagle-chain-4:depth=3", "method 'eagle-chain-4' has no option 'depth=3'"),

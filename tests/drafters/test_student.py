@@ -250,7 +250,9 @@ def test_a_folder_is_a_drafter(int8: bool, tmp_path: Path) -> None:
     plain = foredraft.load(tmp_path / "model", drafter="none", dtype="float32")
     student = build_student(plain.target.model, 1, draft_ids=torch.arange(3, 200, 2))
     save_student(student, tmp_path / "draft", int8=int8)
-    engine = foredraft.load(tmp_path / "model", drafter=tmp_path / "draft", dtype="float32")
+    engine = foredraft.load(
+        tmp_path / "model", method="speculative", drafter=tmp_path / "draft", dtype="float32"
+    )
     assert isinstance(engine.drafter, DraftModelDrafter)
     assert engine.drafter.target_ids is not None
     for prompt in ("the cat sat", "on the mat"):

@@ -16,12 +16,14 @@ from foredraft.drafters.draft_model import DraftModelDrafter
 from foredraft.drafters.eagle.checkpoint import LAYOUTS, save_head
 from foredraft.drafters.eagle.drafter import EagleDrafter
 from foredraft.drafters.eagle.head import EagleHead
+from foredraft.drafters.hybrid import HybridDrafter
 from foredraft.drafters.student import build_student
 from foredraft.drafters.student_files import save_student
 from foredraft.engine import drafters
 from foredraft.engine.load import best_method, load_models
 from foredraft.errors import ConfigError, ModelError
 from foredraft.methods import parse_method
+from foredraft.policies.adaptive import AdaptivePolicy
 from foredraft.policies.dynamic import DynamicTreePolicy
 from foredraft.policies.fixed import FixedPolicy
 from tests.tiny_folders import save_folder
@@ -29,6 +31,12 @@ from tests.tiny_models import tiny_llama
 
 REQUEST: dict[str, Any] = {"max_new_tokens": 12, "ignore_eos": True}
 PROMPT = [5, 9, 7, 5, 9, 7, 11]
+
+
+def model_part(engine: foredraft.Engine) -> Any:
+    """What drafts beside the copies, of engines that merge both."""
+    drafter = engine.drafter
+    return drafter.model if isinstance(drafter, HybridDrafter) else drafter
 
 
 @pytest.fixture
@@ -49,9 +57,10 @@ def head(model: str, tmp_path: Path) -> str:
 
 def test_a_head_folder_implies_its_method(model: str, head: str) -> None:
     engine = foredraft.load(model, drafter=head, dtype="float32")
-    assert isinstance(engine.drafter, EagleDrafter)
-    assert isinstance(engine.policy, DynamicTreePolicy)
-    assert foredraft.load(model, drafter=Path(head)).policy is not None
+    assert isinstance(model_part(engine), EagleDrafter)
+    assert isinstance(engine.policy, AdaptivePolicy)
+    chosen = foredraft.load(model, drafter=Path(head), proposal="coupled")
+    assert isinstance(chosen.policy, DynamicTreePolicy)
 
 
 @pytest.mark.parametrize(
@@ -82,8 +91,8 @@ def test_a_loaded_head_goes_with_a_loaded_model() -> None:
     head = EagleHead.for_target(model, 1)
     engine = foredraft.load(model, drafter=head, tree="2,1")
     assert isinstance(engine.policy, FixedPolicy)
-    assert isinstance(engine.drafter, EagleDrafter)
-    assert engine.drafter.head is head
+    assert isinstance(model_part(engine), EagleDrafter)
+    assert model_part(engine).head is head
 
 
 @pytest.mark.parametrize(
@@ -152,17 +161,18 @@ def shipping(model: str, head: str, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_a_model_with_a_shipped_head_drafts_with_it(shipping: str) -> None:
     for choices in ({}, {"method": "eagle2"}, {"method": "eagle-chain-2"}, {"tree": "2,1"}):
         engine = foredraft.load(shipping, **choices)
-        assert isinstance(engine.drafter, EagleDrafter)
-    assert best_method(shipping) == "eagle2"
+        assert isinstance(model_part(engine), EagleDrafter)
+    assert best_method(shipping) == best_method("another") == "adaptive"
+    assert best_method(shipping, proposal="sampled") == "eagle2"
     assert best_method(shipping, verifier="block") == "eagle-chain-4"
-    assert best_method("another") == "ngram"
+    assert best_method("another", tree="2,1") == "ngram"
 
 
 def test_a_drafter_of_the_users_own_goes_before_the_shipped_one(shipping: str) -> None:
     assert foredraft.load(shipping, drafter="none").drafter is None
     assert not isinstance(foredraft.load(shipping, drafter="ngram").drafter, EagleDrafter)
     assert not isinstance(foredraft.load(shipping, method="ngram").drafter, EagleDrafter)
-    own = foredraft.load(shipping, drafter=shipping).drafter
+    own = model_part(foredraft.load(shipping, drafter=shipping))
     assert not isinstance(own, EagleDrafter)
 
 
@@ -206,8 +216,8 @@ def test_a_method_drafts_with_the_head_that_it_names(
 ) -> None:
     named = method.replace("FOLDER", str(zoo["eagle1"]))
     engine = foredraft.load(model, method=named, dtype="float32")
-    assert isinstance(engine.drafter, EagleDrafter)
-    assert engine.drafter.head.config.variant == variant
+    assert isinstance(model_part(engine), EagleDrafter)
+    assert model_part(engine).head.config.variant == variant
     plain = engine.without_drafts().generate(PROMPT, **REQUEST)
     drafted = engine.generate(PROMPT, **REQUEST)
     assert drafted.token_ids == plain.token_ids
@@ -219,7 +229,7 @@ def test_a_method_drafts_with_the_draft_model_that_it_names(
 ) -> None:
     for named in ("draft-model", zoo["draft-model"], model):
         engine = foredraft.load(model, method=f"speculative:drafter={named}", dtype="float32")
-        assert isinstance(engine.drafter, DraftModelDrafter)
+        assert isinstance(model_part(engine), DraftModelDrafter)
 
 
 def test_every_drafter_is_read_once(model: str, zoo: dict[str, Path]) -> None:
@@ -241,8 +251,8 @@ def test_a_drafter_of_that_name_that_ships_goes_before_a_folder(
     zoo["eagle3"].rename(tmp_path / "eagle1")
     for name, variant in (("eagle1", 1), ("./eagle1", 3)):
         engine = foredraft.load(model, method=f"eagle2:drafter={name}")
-        assert isinstance(engine.drafter, EagleDrafter)
-        assert engine.drafter.head.config.variant == variant
+        assert isinstance(model_part(engine), EagleDrafter)
+        assert model_part(engine).head.config.variant == variant
 
 
 @pytest.mark.parametrize(
@@ -311,13 +321,13 @@ def test_a_drafter_is_given_by_its_shipped_name(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "eagle1").symlink_to(zoo["eagle3"])
     engine = foredraft.load(model, drafter=name, method=method)
-    assert isinstance(engine.drafter, EagleDrafter)
-    assert engine.drafter.head.config.variant == variant
+    assert isinstance(model_part(engine), EagleDrafter)
+    assert model_part(engine).head.config.variant == variant
 
 
 def test_the_shipped_draft_model_is_given_by_its_name(model: str, zoo: dict[str, Path]) -> None:
     engine = foredraft.load(model, drafter="draft-model")
-    assert isinstance(engine.drafter, DraftModelDrafter)
+    assert isinstance(model_part(engine), DraftModelDrafter)
 
 
 def test_the_best_drafter_by_its_name_is_the_best_method(
@@ -325,9 +335,11 @@ def test_the_best_drafter_by_its_name_is_the_best_method(
 ) -> None:
     best = "eagle2:depth=2:nodes=4"
     monkeypatch.setattr(drafters.zoo, "BEST_METHODS", {model: best})
-    assert best_method(model, "eagle3") == best_method(model) == best
-    assert best_method(model, "eagle1") == "eagle2"
-    assert best_method(model, "draft-model") == "speculative"
+    for own in (None, "eagle3"):
+        assert best_method(model, own) == "adaptive"
+        assert best_method(model, own, verifier="exact") == best
+    assert best_method(model, "eagle1", verifier="exact") == "eagle2"
+    assert best_method(model, "draft-model", verifier="exact") == "speculative"
 
 
 def test_all_methods_of_a_run_draft_with_a_shipped_name(model: str, zoo: dict[str, Path]) -> None:
@@ -375,8 +387,8 @@ def test_a_draft_model_cut_from_its_target_drafts(
     student = build_student(target.model, 1, draft_ids=ids, own_head=ids is not None)
     save_student(student, tmp_path / "student")
     engine = foredraft.load(model, drafter=str(tmp_path / "student"), dtype="float32")
-    assert isinstance(engine.drafter, DraftModelDrafter)
-    drafted_by, answered_by = engine.drafter.model, engine.target
+    assert isinstance(model_part(engine), DraftModelDrafter)
+    drafted_by, answered_by = model_part(engine).model, engine.target
     assert isinstance(drafted_by, HFTarget)
     assert isinstance(answered_by, HFTarget)
     shared = answered_by.model.get_input_embeddings().weight

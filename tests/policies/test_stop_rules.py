@@ -295,12 +295,24 @@ def test_no_level_is_scored_that_is_not_drawn_from(rule: StopRule) -> None:
     ]  # the root's pass holds the text before it too
 
 
-@pytest.mark.parametrize("rule", [rule for rule, _ in CRITERIA], ids=lambda r: type(r).__name__)
-def test_rules_of_beliefs_refuse_drafters_without_laws(rule: StopRule) -> None:
+READ_LAWS = [rule for rule, _ in CRITERIA if not isinstance(rule, ConfidenceRule | CumulativeRule)]
+
+
+@pytest.mark.parametrize("rule", READ_LAWS, ids=lambda r: type(r).__name__)
+def test_rules_of_laws_refuse_drafters_without_laws(rule: StopRule) -> None:
+    """Copies have scores, by which confidence and cumulative rules go, and no laws."""
     state = NgramDrafter().start(100)
     seen = context([1, 2, 3, 4, 1, 2], vocab_size=6, limits=DraftLimits(4))
     with pytest.raises(ConfigError, match="reads the drafter's laws, and this drafter has none"):
         state.draft(seen, StoppingPolicy(FixedPolicy.chain(4), rule).start())
+
+
+def test_copies_stop_where_they_are_unsure() -> None:
+    """One token agrees with the source, so the first copy is unsure; it stays, and nothing follows it."""
+    seen = context([1, 2, 3, 4, 1], vocab_size=6, limits=DraftLimits(4))
+    policy = StoppingPolicy(FixedPolicy.chain(4), ConfidenceRule(0.9))
+    tree = NgramDrafter(min_match=1).start(100).draft(seen, policy.start())
+    assert tree.token_ids == (1, 2)
 
 
 # --- numbers ----------------------------------------------------------------------------------------

@@ -96,7 +96,7 @@ def load(
     models = load_models(
         model,
         drafter,
-        needed=() if recipe.needs_given is None else (recipe.needs_given,),
+        needed=_needed(recipe, drafter),
         methods=(recipe,),
         tokenizer=tokenizer,
         dtype=dtype,
@@ -108,6 +108,12 @@ def load(
         report=report,
     )
     return models.engine(recipe, report=report, **chosen)
+
+
+def _needed(recipe: Method, drafter: Any | None) -> tuple[Kind, ...]:
+    """What to look for among what ships: nothing where the method drafts with whatever is given."""
+    kind = recipe.needs_given
+    return () if kind is None or (recipe.optional and drafter is not None) else (kind,)
 
 
 @dataclass(frozen=True, slots=True)
