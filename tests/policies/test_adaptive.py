@@ -12,7 +12,12 @@ from hypothesis import strategies as st
 
 from foredraft.costs import PassCosts
 from foredraft.errors import ConfigError
-from foredraft.policies.adaptive import AdaptiveCopiesState, AdaptivePolicy, AdaptiveState
+from foredraft.policies.adaptive import (
+    FIRST_SPEEDUP,
+    AdaptiveCopiesState,
+    AdaptivePolicy,
+    AdaptiveState,
+)
 from foredraft.policies.prices import Prices
 from foredraft.policies.survival import Calibration
 from foredraft.protocols import Candidates, DraftLimits, Frontier, PolicyKind, RoundOutcome
@@ -102,7 +107,7 @@ def test_no_part_of_the_tree_is_worth_more_than_what_is_kept(
 
     def value(nodes: set[int]) -> float:
         tokens = 1 + sum(math.exp(candidates.scores[node]) for node in nodes)
-        return tokens - target(len(nodes) + 1, 0) / target(1, 0)  # the first rate: plain decoding's
+        return tokens - FIRST_SPEEDUP * target(len(nodes) + 1, 0) / target(1, 0)
 
     assert kept in closed_subsets(candidates.parents)
     best = max(value(nodes) for nodes in closed_subsets(candidates.parents))
@@ -121,7 +126,7 @@ def test_where_rows_are_free_all_is_kept_and_where_they_are_dear_nothing() -> No
     for target, kept in (
         (passes(1.0), [1, 2]),
         (passes(1.0, 1.5), []),
-        (passes(1.0, 1.2, 1.4), [1]),
+        (passes(1.0, 1.1, 1.3), [1]),
     ):
         state = model_state(target)
         state.plan(LIMITS, TEXT)
@@ -129,7 +134,7 @@ def test_where_rows_are_free_all_is_kept_and_where_they_are_dear_nothing() -> No
 
 
 def test_a_level_is_drafted_if_it_is_expected_to_pay() -> None:
-    for level_s, grows in ((0.1, True), (0.7, True), (0.9, False)):
+    for level_s, grows in ((0.1, True), (0.5, True), (0.6, False)):  # 0.8 tokens at 1.5 a second
         state = model_state(passes(1.0), level_s)
         state.plan(LIMITS, TEXT)
         assert bool(any(state.grow(root()))) == grows
@@ -196,7 +201,7 @@ def test_a_useless_drafter_is_given_up_and_seldom_tried_again() -> None:
 
 def test_drafts_grow_dearer_as_the_answer_goes_faster() -> None:
     """What a second is worth is what it brings elsewhere in the answer."""
-    candidates = Candidates((8, 100), (NO_PARENT, 0), (0.0, math.log(0.25)))
+    candidates = Candidates((8, 100), (NO_PARENT, 0), (0.0, math.log(0.4)))
     state = model_state(passes(1.0, 1.2, 1.2))
     state.plan(LIMITS, TEXT)
     assert list(state.select(candidates, 40)) == [1]

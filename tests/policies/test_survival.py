@@ -12,6 +12,7 @@ from foredraft.policies.survival import (
     NO_COPIES,
     NO_COPY,
     Calibration,
+    Child,
     Copies,
     Survivals,
     TrackRecord,
@@ -44,18 +45,18 @@ def test_likelier_tokens_survive_likelier(q: float, other: float, rank: int) -> 
 
 def test_a_path_survives_if_each_of_its_tokens_does() -> None:
     survivals = Survivals(AS_IT_IS, NO_COPIES, 1.0)
-    survivals.add(1, 0, 7, math.log(0.5), 0)
-    survivals.add(2, 0, 8, math.log(0.25), 1)
-    survivals.add(3, 1, 9, math.log(0.5 * 0.4), 0)
+    survivals.add(0, [Child(1, 7, math.log(0.5), 0)])
+    survivals.add(0, [Child(2, 8, math.log(0.25), 1)])
+    survivals.add(1, [Child(3, 9, math.log(0.5 * 0.4), 0)])
     assert [survivals[node] for node in range(4)] == pytest.approx([1.0, 0.5, 0.25, 0.2])
     assert survivals.promised == pytest.approx({1: 0.5, 2: 0.25})
 
 
 def test_a_copy_and_a_law_that_agree_are_surer_than_each_alone() -> None:
     survivals = Survivals(AS_IT_IS, copies_of(7, 9, share=0.6), 1.0)
-    survivals.add(1, 0, 7, math.log(0.5), 0)
-    survivals.add(2, 0, 8, math.log(0.3), 1)
-    survivals.add(3, 1, 9, math.log(0.5 * 0.2), 0)
+    survivals.add(0, [Child(1, 7, math.log(0.5), 0)])
+    survivals.add(0, [Child(2, 8, math.log(0.3), 1)])
+    survivals.add(1, [Child(3, 9, math.log(0.5 * 0.2), 0)])
     assert survivals[1] == pytest.approx(0.6 + 0.4 * 0.5)
     assert survivals[2] == pytest.approx(0.4 * 0.3)
     assert survivals[3] == pytest.approx(survivals[1] * (0.6 + 0.4 * 0.2))
@@ -69,8 +70,27 @@ def test_the_children_of_a_node_are_likelihoods(
     total = max(sum(laws), 1.0)
     survivals = Survivals(AS_IT_IS, copies_of(100, share=share), factor)
     for rank, q in enumerate(laws):
-        survivals.add(rank + 1, 0, 100 + rank, math.log(q / total), rank)
+        survivals.add(0, [Child(rank + 1, 100 + rank, math.log(q / total), rank)])
         assert 0 <= survivals[rank + 1] <= 1 + 1e-9
+
+
+def test_a_copy_that_the_model_does_not_name_is_doubted_the_more_the_surer_the_model_is() -> None:
+    def share_beside(q: float) -> float:
+        survivals = Survivals(Calibration(), copies_of(7, 9, share=0.6), 1.0)
+        survivals.add(0, [Child(1, 8, math.log(q), 0)])
+        assert survivals.share(2) == pytest.approx(
+            0.6
+        )  # of what follows, the model has said nothing
+        return survivals.share(1)
+
+    assert share_beside(0.9) < share_beside(0.3) < 0.6
+
+
+def test_what_a_doubted_copy_loses_the_model_has() -> None:
+    agreed, doubted = (Survivals(AS_IT_IS, copies_of(7, share=0.6), 1.0) for _ in range(2))
+    agreed.add(0, [Child(1, 7, math.log(0.5), 0), Child(2, 8, math.log(0.3), 1)])
+    doubted.add(0, [Child(1, 9, math.log(0.5), 0), Child(2, 8, math.log(0.3), 1)])
+    assert doubted[2] > agreed[2]
 
 
 def test_a_pass_gives_what_copies_lack() -> None:

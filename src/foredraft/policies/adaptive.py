@@ -21,6 +21,7 @@ from foredraft.policies.survival import (
     NO_COPIES,
     NO_COPY,
     Calibration,
+    Child,
     Copies,
     Survivals,
     TrackRecord,
@@ -36,7 +37,8 @@ from foredraft.protocols import (
 from foredraft.tree import DraftTree
 
 FIRST_ROUNDS = 3
-"""The rate at the start of a request is taken from so many rounds of plain decoding."""
+FIRST_SPEEDUP = 1.5
+"""The rate at the start of a request is that of so many rounds, so much faster than plain decoding."""
 LIKELY_WIDTH = 8
 """Rows about which an added row is priced while the draft's size is not known yet."""
 ROWS_A_NODE = 2
@@ -109,7 +111,7 @@ class _Market:
 
     def __init__(self, policy: AdaptivePolicy) -> None:
         self.prices = LivePrices(policy.prices, refine=policy.refine)
-        self._tokens = float(FIRST_ROUNDS)
+        self._tokens = FIRST_ROUNDS * FIRST_SPEEDUP
         self._seconds = 0.0
 
     def open(self, context: int) -> None:
@@ -241,15 +243,7 @@ class AdaptiveState:
     def grow(self, frontier: Frontier) -> Sequence[int]:
         """`top_k` children for the nodes that a draft pass is expected to pay for."""
         if frontier.depth > 0:
-            scores = scores_of(frontier, self._policy)
-            for place, node in enumerate(frontier.nodes):
-                self._survivals.add(
-                    node,
-                    frontier.parents[place],
-                    frontier.token_ids[place],
-                    scores[place],
-                    frontier.ranks[place],
-                )
+            self._hear(frontier)
         gains = [self._survivals.next_level(node) for node in frontier.nodes]
         order = sorted(range(len(gains)), key=lambda place: -gains[place])[: self._policy.top_k]
         missed = 2 if frontier.depth == 0 else 0
@@ -290,16 +284,30 @@ class AdaptiveState:
         self._offered = NO_COPIES
         self._begin()
 
+    def _hear(self, frontier: Frontier) -> None:
+        """Note the level that was drafted last."""
+        scores = scores_of(frontier, self._policy)
+        level: dict[int, list[Child]] = {}
+        for place, parent in enumerate(frontier.parents):
+            node, token, rank = (
+                values[place] for values in (frontier.nodes, frontier.token_ids, frontier.ranks)
+            )
+            level.setdefault(parent, []).append(Child(node, token, scores[place], rank))
+        for parent, children in level.items():
+            self._survivals.add(parent, children)
+
     def _completed(self, candidates: Candidates) -> Survivals:
         """The survival of every node, those that no frontier has shown included."""
         survivals = self._survivals
-        ranks: dict[int, int] = {}
+        families: dict[int, list[Child]] = {}
         for node in range(1, len(candidates)):
-            parent = candidates.parents[node]
-            rank = ranks[parent] = ranks.get(parent, -1) + 1
-            if node not in survivals:
-                token, score = candidates.token_ids[node], candidates.scores[node]
-                survivals.add(node, parent, token, score, rank)
+            siblings = families.setdefault(candidates.parents[node], [])
+            token, score = candidates.token_ids[node], candidates.scores[node]
+            siblings.append(Child(node, token, score, len(siblings)))
+        for parent, children in families.items():
+            unheard = [child for child in children if child.node not in survivals]
+            if unheard:
+                survivals.add(parent, unheard)
         return survivals
 
     def _copies_beyond(self, candidates: Candidates) -> list[tuple[float, int, int]]:
@@ -309,6 +317,6 @@ class AdaptiveState:
         beyond = []
         for copy in range(1, len(copies.tree)):
             if copy not in reach:
-                reach[copy] = reach[copies.tree.parents[copy]] * copies.shares[copy]
+                reach[copy] = reach[copies.tree.parents[copy]] * survivals.share(copy)
                 beyond.append((reach[copy], 0, copy))
         return beyond

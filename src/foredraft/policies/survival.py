@@ -33,18 +33,40 @@ class Calibration:
         bias, slope, first: fitted on recorded rounds; the defaults are those of an EAGLE-3 head, and change a
             well-trained law little.
         any_child: of the most likely children together, the mean over rounds.
+        copy_bias, copy_slope, surest_slope: see `doubted`; fitted likewise.
     """
 
     bias: float = 0.13
     slope: float = 1.08
     first: float = 0.32
     any_child: float = 0.78
+    copy_bias: float = -1.9
+    copy_slope: float = 1.2
+    surest_slope: float = -0.5
 
     def child(self, log_q: float, rank: int) -> float:
         """Acceptance of a child, given its parent's."""
-        q = min(max(math.exp(log_q), LEAST_Q), MOST_Q)
-        odds = self.bias + self.slope * math.log(q / (1 - q)) + (self.first if rank == 0 else 0.0)
-        return 1 / (1 + math.exp(-odds))
+        first = self.first if rank == 0 else 0.0
+        return _sigmoid(self.bias + self.slope * _logit(math.exp(log_q)) + first)
+
+    def doubted(self, share: float, surest: float) -> float:
+        """How likely a copy is right that the model has not among its candidates.
+
+        Args:
+            share: what is thought of the copy without the model.
+            surest: log q of the model's likeliest candidate.
+        """
+        doubt = self.copy_slope * _logit(share) + self.surest_slope * _logit(math.exp(surest))
+        return _sigmoid(self.copy_bias + doubt)
+
+
+def _logit(probability: float) -> float:
+    bounded = min(max(probability, LEAST_Q), MOST_Q)
+    return math.log(bounded / (1 - bounded))
+
+
+def _sigmoid(odds: float) -> float:
+    return 1 / (1 + math.exp(-odds))
 
 
 class TrackRecord:
@@ -101,21 +123,25 @@ class Copies:
         given = (math.exp(scores[n] - scores[parents[n]]) for n in range(1, len(tree)))
         return cls(tree, (1.0, *(min(share, 1.0) for share in given)))
 
-    def child(self, node: int, token_id: int) -> int:
-        """The copy of this token after a copy; `NO_COPY` without one."""
-        if node == NO_COPY:
-            return NO_COPY
-        found = (c for c in self.tree.children[node] if self.tree.token_ids[c] == token_id)
-        return next(found, NO_COPY)
-
-    def share_after(self, node: int) -> float:
-        """How likely one of the copies after this one is right."""
-        if node == NO_COPY:
-            return 0.0
-        return min(sum(self.shares[c] for c in self.tree.children[node]), 1.0)
-
 
 NO_COPIES = Copies(DraftTree.root_only(0), (1.0,))
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A candidate of the model's.
+
+    Attributes:
+        node: in the tree that is grown.
+        token_id: of it.
+        score: log q of its path, as in `Frontier.scores`.
+        rank: its place among its siblings, 0 first.
+    """
+
+    node: int
+    token_id: int
+    score: float
+    rank: int
 
 
 class Survivals:
@@ -129,9 +155,11 @@ class Survivals:
 
     def __init__(self, calibration: Calibration, copies: Copies, factor: float) -> None:
         self._calibration, self._copies, self._factor = calibration, copies, factor
+        self._shares = list(copies.shares)
         self._of = {0: 1.0}
         self._copy = {0: 0}
         self._scores = {0: 0.0}
+        self._told: set[int] = set()  # nodes whose children are known
         self.promised: dict[int, float] = {}
         """What the law promises of each of the root's children, before the factor."""
 
@@ -145,25 +173,52 @@ class Survivals:
         """The copy that stands where this node does; `NO_COPY` without one."""
         return self._copy[node]
 
-    def add(self, node: int, parent: int, token_id: int, score: float, rank: int) -> None:
-        """A node whose parent is known.
+    def share(self, copy: int) -> float:
+        """How likely a copy is right if the one before it is, as far as the model has been heard."""
+        return self._shares[copy]
 
-        Args:
-            score: log q of its path, as in `Frontier.scores`.
-            rank: its place among its siblings, 0 first.
-        """
-        promised = self._calibration.child(score - self._scores[parent], rank)
-        if parent == 0:
-            self.promised[node] = promised
+    def add(self, parent: int, children: Sequence[Child]) -> None:
+        """Children of a node that is known; later ones may follow."""
+        if parent not in self._told:
+            self._doubt_copies(parent, children)
+            self._told.add(parent)
         above = self._copy[parent]
-        copy = self._copies.child(above, token_id)
-        share = self._copies.shares[copy] if copy != NO_COPY else 0.0
-        alone = 1 - self._copies.share_after(above)
-        given = share + alone * min(promised * self._factor, MOST_SURE)
-        self._of[node] = self._of[parent] * given
-        self._copy[node], self._scores[node] = copy, score
+        alone = 1 - self._share_after(parent)
+        for child in children:
+            promised = self._calibration.child(child.score - self._scores[parent], child.rank)
+            if parent == 0:
+                self.promised[child.node] = promised
+            copy = self._copy_of(above, child.token_id)
+            share = self._shares[copy] if copy != NO_COPY else 0.0
+            given = share + alone * min(promised * self._factor, MOST_SURE)
+            self._of[child.node] = self._of[parent] * given
+            self._copy[child.node], self._scores[child.node] = copy, child.score
 
     def next_level(self, node: int) -> float:
         """What a draft pass after this node adds: how likely a child is accepted that is no copy."""
         some = min(self._calibration.any_child * self._factor, MOST_SURE)
-        return self._of[node] * (1 - self._copies.share_after(self._copy[node])) * some
+        return self._of[node] * (1 - self._share_after(node)) * some
+
+    def _doubt_copies(self, parent: int, children: Sequence[Child]) -> None:
+        """Rely less on copies that the model has not among its candidates, the less the surer it is."""
+        tokens = {child.token_id for child in children}
+        surest = max(child.score for child in children) - self._scores[parent]
+        for copy in self._copies_after(self._copy[parent]):
+            if self._copies.tree.token_ids[copy] not in tokens:
+                doubted = self._calibration.doubted(self._shares[copy], surest)
+                self._shares[copy] = min(self._shares[copy], doubted)
+
+    def _share_after(self, node: int) -> float:
+        """How likely one of the copies after this node is right."""
+        return min(sum(self._shares[c] for c in self._copies_after(self._copy[node])), 1.0)
+
+    def _copies_after(self, copy: int) -> Sequence[int]:
+        return () if copy == NO_COPY else self._copies.tree.children[copy]
+
+    def _copy_of(self, above: int, token_id: int) -> int:
+        found = (
+            copy
+            for copy in self._copies_after(above)
+            if self._copies.tree.token_ids[copy] == token_id
+        )
+        return next(found, NO_COPY)
