@@ -24,10 +24,13 @@ from foredraft.bench.trace.page import render
 from foredraft.bench.trace.watch import Watch, watched
 from foredraft.cli.trace import trace
 from foredraft.drafters.draft_model import DraftModelDrafter
+from foredraft.drafters.hybrid import HybridDrafter
 from foredraft.drafters.ngram import NgramDrafter
 from foredraft.engine.load import load
 from foredraft.methods import parse_method
+from foredraft.policies.dynamic import DynamicTreePolicy
 from foredraft.policies.fixed import FixedPolicy
+from foredraft.policies.merging import MergingPolicy
 from foredraft.protocols import Drafter
 from foredraft.results import Statistics
 from foredraft.tree import Proposal
@@ -192,11 +195,39 @@ def law(model: TableModel, after: int, options: GenerationOptions) -> list[float
     return list(scores.softmax(-1).tolist())
 
 
-def test_copies_have_no_q() -> None:
-    document = make_trace(Engine(table(1), NgramDrafter(1)), TEXT, GenerationOptions())
-    nodes = [node for shown in document.rounds for node in shown.nodes[1:]]
-    assert nodes
-    assert all(node.q is None for node in nodes)
+def test_the_q_of_copies_is_how_likely_they_are_thought() -> None:
+    """By scores, so at temperature 0 alone, and of nodes that the policy was asked about."""
+    engine = Engine(table(1), NgramDrafter(1))
+    for options in (GenerationOptions(), GenerationOptions(temperature=1.0, seed=1)):
+        document = make_trace(engine, TEXT, options)
+        nodes = [node for shown in document.rounds for node in shown.nodes[1:]]
+        known = [node.q for node in nodes if node.q is not None]
+        assert nodes
+        assert bool(known) == (options.temperature == 0)
+        assert all(0 < q < 1 for q in known)
+
+
+@pytest.mark.parametrize("shape", ["dynamic", "fixed"])
+def test_hybrid_drafts_have_the_q_of_their_part(shape: str) -> None:
+    """The model's where it drafted a node, by its number in the merged tree; else that of the copy."""
+    draft, options = table(101), GenerationOptions(max_new_tokens=30)
+    policy = DynamicTreePolicy(2, 3, 2) if shape == "dynamic" else FixedPolicy("2,1")
+    hybrid = HybridDrafter(DraftModelDrafter(draft), NgramDrafter(1))
+    engine = Engine(table(1), hybrid, MergingPolicy(policy, FixedPolicy.chain(4)))
+    document = make_trace(engine, TEXT, options)
+    assert [t.token_id for r in document.rounds for t in r.tokens] == list(
+        engine.without_drafts().generate(TEXT, options).token_ids
+    )
+    from_model = from_copies = 0
+    for shown in document.rounds:
+        for node in shown.nodes[1:]:
+            expected = law(draft, shown.nodes[node.parent].token_id, options)[node.token_id]
+            is_models = node.q == pytest.approx(expected, PROB_RTOL)
+            from_model += is_models
+            from_copies += not is_models and node.q is not None
+            assert node.q is None or 0 < node.q <= 1
+    assert from_model > 10
+    assert from_copies > 10
 
 
 @given(seed=st.integers(0, 20), shape=K_CONFIGS, legal=st.sampled_from(LEGAL), options=OPTIONS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,11 +11,11 @@ from torch import Tensor
 
 from foredraft import Engine, GenerationOptions
 from foredraft.backends.hf import HFTarget
-from foredraft.drafters.eagle.drafter import EagleDrafter
 from foredraft.drafters.eagle.head import EagleHead
 from foredraft.engine.decoder import decode
 from foredraft.protocols import (
     Candidates,
+    Drafter,
     DraftLimits,
     Frontier,
     Policy,
@@ -179,15 +179,20 @@ class Round:
 
 def rounds(
     target: HFTarget,
-    drafter: EagleDrafter,
+    drafter: Drafter,
     policy: Policy,
     lengths: Sequence[int],
     prompt: Sequence[int],
     options: GenerationOptions,
+    wrapped: Callable[[Policy], Policy] = lambda reading: reading,
 ) -> Iterator[Round]:
-    """Rounds that accept these numbers of draft tokens in turn."""
+    """Rounds that accept these numbers of draft tokens in turn.
+
+    Args:
+        wrapped: the policy of the engine, made of one that reads what `policy` sees.
+    """
     reading = Reading(policy)
-    engine = Engine(target, drafter, reading, Accepting(lengths))
+    engine = Engine(target, drafter, wrapped(reading), Accepting(lengths))
     options = replace(options, ignore_eos=True)
     session = engine.session(prompt, options, engine.randomness(0))
     text = tuple(prompt)
@@ -196,3 +201,19 @@ def rounds(
         yield Round(text, tuple(reading.said), step.num_accepted, step.num_drafted, rows)
         reading.said.clear()
         text += step.token_ids
+
+
+def check_laws(
+    head: EagleHead, target: HFTarget, played: Iterable[Round], window: int = 10**9
+) -> int:
+    """Every law the head told equals the one worked out from the text alone; how many there were."""
+    count = 0
+    for one in played:
+        if not one.said:
+            continue
+        features = true_features(target.model, one.text[:-1], head.config.taps)
+        for said in one.said:
+            expected = from_scratch(head, features, one.text, said.path, window)
+            torch.testing.assert_close(said.log_probs, expected, atol=1e-3, rtol=1e-3)
+            count += 1
+    return count

@@ -22,7 +22,7 @@ from foredraft.policies.static_tree import StaticTreePolicy
 from foredraft.protocols import FeatureDrafter, Policy
 from foredraft.tree import Proposal
 from foredraft.verifiers import verifier
-from tests.drafters.eagle_rounds import HEADS, from_scratch, make_head, rounds, true_features
+from tests.drafters.eagle_rounds import HEADS, check_laws, make_head, rounds
 from tests.tiny_models import VOCAB_SIZE, tiny_bf16_llama, tiny_gemma3, tiny_llama, tiny_qwen3
 
 PROMPT = (3, 4, 5, 6, 3, 4)
@@ -52,20 +52,6 @@ def llama() -> HFTarget:
 
 
 # --- true features (cases 6 and 7) ------------------------------------------------------------------
-
-
-def check_laws(head: EagleHead, target: HFTarget, played: Any, window: int = 10**9) -> int:
-    """Every law the head told equals the one worked out from the text alone; how many there were."""
-    count = 0
-    for one in played:
-        if not one.said:
-            continue
-        features = true_features(target.model, one.text[:-1], head.config.taps)
-        for said in one.said:
-            expected = from_scratch(head, features, one.text, said.path, window)
-            torch.testing.assert_close(said.log_probs, expected, atol=1e-3, rtol=1e-3)
-            count += 1
-    return count
 
 
 @every_head

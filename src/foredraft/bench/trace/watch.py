@@ -76,9 +76,8 @@ class Watch:
         self.path: tuple[int, ...] = ()
         self.levels: list[DraftLevel] = []
         self.scores: dict[int, float] = {}
-        self.drafted: DraftTree | None = (
-            None  # what levels and scores are of, if another tree was scored
-        )
+        self.drafted: DraftTree | None = None  # whose levels and scores, if another tree was scored
+        self.copies: tuple[DraftTree, Sequence[float]] | None = None  # what it was merged with
 
     def take(self) -> Sighting:
         """The round that has just ended; called once after each step of the stream."""
@@ -87,21 +86,27 @@ class Watch:
             self._renumber(self.drafted)
         levels, scores = tuple(self.levels), dict(self.scores)
         seen = Sighting(self.token_ids, self.parents, self.logits, self.path, levels, scores)
-        self.logits, self.levels, self.scores, self.drafted = None, [], {}, None
+        self.logits, self.levels, self.scores = None, [], {}
+        self.drafted = self.copies = None
         return seen
 
     def _renumber(self, drafted: DraftTree) -> None:
         """Levels and scores by the nodes of the tree that was scored, as far as it holds them."""
-        scored = DraftTree(
-            self.token_ids, self.parents, (Proposal.DETERMINISTIC,) * len(self.token_ids)
-        )
-        place = {}
-        for node in range(len(drafted)):
-            path = scored.follow(drafted.path_tokens(node))
-            if len(path) == drafted.depths[node] + 1:
-                place[node] = path[-1]
+        proposals = (Proposal.DETERMINISTIC,) * len(self.token_ids)
+        scored = DraftTree(self.token_ids, self.parents, proposals)
+        place = _places(drafted, scored)
         self.levels = [_kept(level, place) for level in self.levels]
-        self.scores = {place[n]: score for n, score in self.scores.items() if n in place}
+        self.scores = {0: 0.0} | {place[n]: s for n, s in self.scores.items() if n in place}
+        if self.copies is not None:
+            self._add_copies(*self.copies, scored)
+
+    def _add_copies(self, copies: DraftTree, scores: Sequence[float], scored: DraftTree) -> None:
+        """Scores of nodes that the model has none for."""
+        for node, at in _places(copies, scored).items():
+            above = scored.parents[at]
+            if at not in self.scores and above in self.scores:
+                given = scores[node] - scores[copies.parents[node]]
+                self.scores[at] = self.scores[above] + given
 
 
 def watched(engine: Engine, watch: Watch) -> Engine:
@@ -320,7 +325,8 @@ class WatchedMergingState(WatchedPolicyState):
         return self._policy.copies
 
     def offer(self, copies: DraftTree, scores: Sequence[float]) -> None:
-        """Passed on."""
+        """Passed on; the copies are kept."""
+        self._watch.copies = copies, scores
         self._policy.offer(copies, scores)
 
     def keep_copies(self, drafted: DraftTree) -> Sequence[int]:
@@ -331,6 +337,12 @@ class WatchedMergingState(WatchedPolicyState):
 
 class WatchedSelectingMergingState(WatchedMergingState, WatchedSelectingState):
     """A `MergingState` that is a `SelectingState` too."""
+
+
+def _places(tree: DraftTree, scored: DraftTree) -> dict[int, int]:
+    """The nodes of a tree, and where they are in the one that was scored, if it holds them."""
+    paths = {node: scored.follow(tree.path_tokens(node)) for node in range(len(tree))}
+    return {node: path[-1] for node, path in paths.items() if len(path) > tree.depths[node]}
 
 
 def _kept(level: DraftLevel, place: Mapping[int, int]) -> DraftLevel:
