@@ -14,6 +14,7 @@ from foredraft import ConfigError
 from foredraft.backends.table import TableModel
 from foredraft.config import METHODS
 from foredraft.drafters.draft_model import DraftModelDrafter
+from foredraft.drafters.eagle.drafter import EagleDrafter
 from foredraft.drafters.eagle.head import EagleHead
 from foredraft.drafters.hybrid import HybridDrafter
 from foredraft.drafters.ngram import NgramDrafter
@@ -21,6 +22,7 @@ from foredraft.methods import BEST, RECIPES, parse_method
 from foredraft.policies.adaptive import AdaptivePolicy
 from foredraft.policies.dynamic import BudgetPolicy, DynamicTreePolicy
 from foredraft.policies.fixed import FixedPolicy
+from foredraft.policies.merging import MergingPolicy
 from foredraft.policies.static_tree import StaticTreePolicy
 from foredraft.tree import Proposal
 from foredraft.verifiers import VERIFIERS
@@ -76,6 +78,30 @@ def test_eagle2_spends_its_budget_before_drawing_where_that_keeps_the_law(verifi
     )
     assert isinstance(policy, BudgetPolicy)
     assert (policy.depth, policy.nodes, policy.max_children) == (3, 9, 4)
+
+
+def test_hybrid_is_a_branch_of_copies_and_a_tree() -> None:
+    parts = parse_method("hybrid:depth=6:min=3:levels=3:nodes=9:top_k=5").build(head())
+    assert isinstance(parts.drafter, HybridDrafter)
+    assert isinstance(parts.policy, MergingPolicy)
+    assert isinstance(parts.drafter.model, EagleDrafter)
+    assert (parts.drafter.copies.min_match, parts.drafter.copies.max_match) == (3, 5)
+    assert shape(parts.policy.copies_policy) == (1,) * 6
+    tree = parts.policy.model_policy
+    assert isinstance(tree, DynamicTreePolicy)
+    assert (tree.depth, tree.nodes, tree.top_k) == (3, 9, 5)
+
+
+def test_hybrid_takes_a_k_config_and_a_draft_model() -> None:
+    parts = parse_method("hybrid:drafter=d:tree=3,2:proposal=sampled").build(DRAFT)
+    assert isinstance(parts.drafter, HybridDrafter)
+    assert isinstance(parts.policy, MergingPolicy)
+    assert isinstance(parts.drafter.model, DraftModelDrafter)
+    assert parts.drafter.model.proposal is Proposal.SAMPLED
+    assert shape(parts.policy.model_policy) == (3, 2)
+    sampled = parse_method("hybrid:nodes=9:proposal=sampled").build(head()).policy
+    assert isinstance(sampled, MergingPolicy)
+    assert isinstance(sampled.model_policy, BudgetPolicy)
 
 
 def test_a_method_that_drafts_with_a_model_or_a_head_may_name_it() -> None:
@@ -229,6 +255,15 @@ def test_a_method_that_cannot_be_read(text: str, complaint: str) -> None:
         ({"method": "eagle-chain-0", "drafter": head()}, "depth=0 cannot be drafted"),
         ({"method": "eagle2:nodes=0", "drafter": head()}, "nodes=0 is not allowed"),
         ({"method": "eagle2:window=0", "drafter": head()}, "window=0 is not allowed"),
+        ({"method": "hybrid:levels=0", "drafter": head()}, "hybrid:levels=0 is not allowed"),
+        ({"method": "hybrid:depth=0", "drafter": head()}, "hybrid:depth=0 cannot be drafted"),
+        ({"method": "hybrid:min=4:max=2", "drafter": head()}, "lengths 4..2 are not a range"),
+        (
+            {"method": "hybrid:nodes=9", "tree": "2,2", "drafter": head()},
+            "hybrid:nodes=9 and tree='2,2' both give the shape; leave one out",
+        ),
+        ({"method": "hybrid", "verifier": "rejection", "drafter": head()}, "verifier='exact'"),
+        ({"method": "hybrid", "drafter": DRAFT}, "in the method, as in hybrid:drafter=MODEL"),
         (
             {"method": "eagle2:proposal=coupled:verifier=rejection", "drafter": head()},
             "EagleDrafter makes coupled",
