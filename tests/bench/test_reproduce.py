@@ -138,7 +138,7 @@ def test_the_paper_has_sizes_as_printed() -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"paper": "adaeagle"}, "nothing to reproduce called 'adaeagle'"),
+        ({"paper": "adaeagel"}, "nothing to reproduce called 'adaeagel'"),
         ({"temperatures": ()}, "no temperature"),
         ({"temperatures": (1.0, 1.0)}, "one twice"),
         ({"budgets": (1,)}, "budget of 1"),

@@ -49,24 +49,43 @@ def reproduce(
     model: common.Model = MODEL,
     suite: Suite = SUITE,
     temperature: Annotated[
-        str, typer.Option(help="One or more, comma-separated; a table each. 0 is greedy.")
-    ] = _list(default_of(ReproducePlan, "temperatures")),
+        str,
+        typer.Option(
+            show_default="the paper's own",
+            help="One or more, comma-separated; a table each. 0 is greedy.",
+        ),
+    ] = "",
     budget: Annotated[
         str,
         typer.Option(
-            help="Draft tokens a round, such as 8,16: compares the best shape of each family "
+            help="improved-mcsd: draft tokens a round, such as 8,16: compares the best shape of each family "
             "in place of the line-up."
         ),
     ] = "",
     decision: Annotated[
         str | None,
         typer.Option(
-            help="Decision model of the dynamic rows, by name or folder, at every temperature; left out, the "
-            "one that ships for the model: hard at 0, soft above. none leaves these rows out."
+            help="improved-mcsd: decision model of the dynamic rows, by name or folder, at every "
+            "temperature; left out, the one that ships for the model: hard at 0, soft above. none leaves "
+            "these rows out."
         ),
     ] = default_of(ReproducePlan, "decision"),
+    structures: Annotated[
+        bool,
+        typer.Option(
+            "--structures",
+            help="adaeagle: fixed trees and hybrids too, which the adaptive policy is held against.",
+        ),
+    ] = default_of(ReproducePlan, "structures"),
+    predictors: Annotated[
+        str,
+        typer.Option(help="adaeagle: more length predictors, by name or folder, comma-separated."),
+    ] = "",
     drafter: Annotated[
-        str | None, typer.Option(help="A draft model; none takes the one that ships for the model.")
+        str | None,
+        typer.Option(
+            help="A draft model, or for adaeagle a head; none takes what ships for the model."
+        ),
     ] = None,
     limit: Limit = LIMIT,
     max_new_tokens: Annotated[int, typer.Option()] = _bench("max_new_tokens"),
@@ -89,6 +108,8 @@ def reproduce(
             temperatures=read_numbers(temperature, "temperature"),
             budgets=read_budgets(budget),
             decision=decision,
+            structures=structures,
+            predictors=tuple(name.strip() for name in predictors.split(",") if name.strip()),
             drafter=drafter,
             limit=limit or None,
             max_new_tokens=max_new_tokens,

@@ -9,14 +9,18 @@ from functools import cached_property
 from typing import Any
 
 from foredraft.bench.plan import PLAIN, BenchPlan
+from foredraft.bench.reproduce.lengths import length_line_up
 from foredraft.bench.reproduce.line_up import Entry, line_up, shapes
 from foredraft.errors import ConfigError
 from foredraft.zoo.shipped import ShippedKind, shipped
 
-IMPROVED_MCSD = "improved-mcsd"
+IMPROVED_MCSD, ADAEAGLE = "improved-mcsd", "adaeagle"
 NO_DECISION = "none"
-PAPERS = (IMPROVED_MCSD,)
-"""What can be reproduced, by name."""
+PAPERS: Mapping[str, tuple[float, ...]] = {IMPROVED_MCSD: (0.0, 0.7, 1.0), ADAEAGLE: (0.0,)}
+"""What can be reproduced, by name, and at which temperatures when nothing else is asked for."""
+OPTIONS_OF = {"budgets": IMPROVED_MCSD, "decision": IMPROVED_MCSD, "structures": ADAEAGLE}
+OPTIONS_OF |= {"predictors": ADAEAGLE}
+"""Options that one paper alone has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,10 +29,12 @@ class ReproducePlan:
 
     Attributes:
         paper: one of `PAPERS`.
-        temperatures: one table each.
+        temperatures: one table each; empty takes the paper's own.
         budgets: draft tokens of a round at most; with them, families are compared in place of the line-up.
         decision: the decision model of the dynamic rows, and of the families with one; None takes those
             that ship for the model's draft model, of the kind that fits the temperature, and `none` none.
+        structures: of AdaEAGLE: fixed trees and hybrids too, which the adaptive policy is held against.
+        predictors: of AdaEAGLE: more length predictors, by name or folder.
         model, suites, drafter, limit, repeats, max_new_tokens, seed, dtype, device: as in `BenchPlan`.
 
     Raises:
@@ -38,9 +44,11 @@ class ReproducePlan:
     paper: str = IMPROVED_MCSD
     model: str = "smollm2"
     suites: str = "builtin"
-    temperatures: tuple[float, ...] = (0.0, 0.7, 1.0)
+    temperatures: tuple[float, ...] = ()
     budgets: tuple[int, ...] = ()
     decision: str | None = None
+    structures: bool = False
+    predictors: tuple[str, ...] = ()
     drafter: str | None = None
     limit: int | None = 10
     repeats: int = 1
@@ -54,12 +62,21 @@ class ReproducePlan:
             raise ConfigError(
                 f"there is nothing to reproduce called {self.paper!r}; known: {', '.join(PAPERS)}"
             )
+        for name, paper in OPTIONS_OF.items():
+            value = getattr(self, name)
+            if value and paper != self.paper:
+                raise ConfigError(f"{name}={value!r} has no meaning for {self.paper}; leave it out")
+        if not self.temperatures:
+            object.__setattr__(self, "temperatures", PAPERS[self.paper])
         for name, given in (("temperatures", self.temperatures), ("budgets", self.budgets)):
             if len(set(given)) < len(given):
                 raise ConfigError(f"{name} {list(given)} name one twice; leave one out")
-        if not self.temperatures:
-            raise ConfigError("there is no temperature; give one or more, such as 0,0.7,1")
         _ = self.runs
+
+    @property
+    def scores_answers(self) -> bool:
+        """Whether the answers' own quality is measured: a method may change it."""
+        return self.paper == IMPROVED_MCSD
 
     def decision_at(self, temperature: float) -> str | None:
         """The decision model at a temperature: hard ones learnt from greedy answers, soft ones from laws."""
@@ -70,6 +87,8 @@ class ReproducePlan:
 
     def entries(self, temperature: float) -> tuple[Entry, ...]:
         """The rows of the line-up; with budgets, every shape under its own name."""
+        if self.paper == ADAEAGLE:
+            return length_line_up(self.predictors, structures=self.structures)
         decision = self.decision_at(temperature)
         if not self.budgets:
             return line_up(decision)
@@ -81,6 +100,11 @@ class ReproducePlan:
         """The benchmarks by the name of their folder."""
         kind = "budget-" if self.budgets else ""
         return {f"{kind}t{t:g}": self._run(t) for t in self.temperatures}
+
+    @property
+    def folders(self) -> Mapping[float, str]:
+        """The name of each temperature's folder."""
+        return dict(zip(self.temperatures, self.runs, strict=True))
 
     def _run(self, temperature: float) -> BenchPlan:
         return BenchPlan(
@@ -103,6 +127,7 @@ class ReproducePlan:
             **asdict(self),
             "temperatures": list(self.temperatures),
             "budgets": list(self.budgets),
+            "predictors": list(self.predictors),
             "decisions": [self.decision_at(t) for t in self.temperatures],
         }
 

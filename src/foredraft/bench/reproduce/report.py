@@ -12,7 +12,8 @@ from foredraft.bench.priced_twice import GPU_COSTS, document_of, width_sentence
 from foredraft.bench.quality.figures import answer_quality
 from foredraft.bench.quality.report import interval, quality_table
 from foredraft.bench.reproduce.budgets import best_shapes, budget_tables
-from foredraft.bench.reproduce.plan import ReproducePlan
+from foredraft.bench.reproduce.lengths_report import write_lengths
+from foredraft.bench.reproduce.plan import ADAEAGLE, ReproducePlan
 from foredraft.bench.reproduce.published import CITATION, TABLES
 from foredraft.bench.rows import ALL, Rows
 from foredraft.bench.scoring import Scores
@@ -66,7 +67,9 @@ def write_reproduction(plan: ReproducePlan, path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: no prompt is finished yet.
     """
-    parts = {t: _part(plan, path / name, t) for t, name in _folders(plan).items()}
+    if plan.paper == ADAEAGLE:
+        return write_lengths(plan, path)
+    parts = {t: _part(plan, path / name, t) for t, name in plan.folders.items()}
     finished = [part for part in parts.values() if part is not None]
     if not finished:
         raise ConfigError(f"{path} has no finished prompt yet; the same command goes on")
@@ -82,10 +85,6 @@ def write_reproduction(plan: ReproducePlan, path: Path) -> dict[str, Any]:
     write_json(path / RESULTS, document)
     write_text(path / REPORT, report_text(document, _quality(path)))
     return document
-
-
-def _folders(plan: ReproducePlan) -> dict[float, str]:
-    return dict(zip(plan.temperatures, plan.runs, strict=True))
 
 
 def _part(plan: ReproducePlan, folder: Path, temperature: float) -> dict[str, Any] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from foredraft.bench.field import enter_field
 from foredraft.bench.folder import RunFolder
 from foredraft.bench.papers import Progress, measure_wide
 from foredraft.bench.reproduce.plan import ReproducePlan
@@ -13,7 +14,9 @@ from foredraft.bench.scoring import Scores, enter_scored
 
 
 class ReproduceRun:
-    """One reproduction; iterate to run what is missing. Every answer is scored under the target.
+    """One reproduction; iterate to run what is missing.
+
+    Where a method of the paper is lossy, every answer is scored under the target.
 
     Args:
         plan: what to run.
@@ -38,7 +41,7 @@ class ReproduceRun:
                 run,
                 RunFolder(path / name),
                 report=report,
-                enter=enter_scored(Scores(path / name)),
+                enter=enter_scored(Scores(path / name)) if plan.scores_answers else enter_field,
                 measure=measure,
             )
             for name, run in plan.runs.items()
