@@ -24,6 +24,7 @@ from foredraft.policies.dynamic import BudgetPolicy, DynamicTreePolicy
 from foredraft.policies.fixed import FixedPolicy
 from foredraft.policies.merging import MergingPolicy
 from foredraft.policies.static_tree import StaticTreePolicy
+from foredraft.policies.stopping import StoppingPolicy
 from foredraft.tree import Proposal
 from foredraft.verifiers import VERIFIERS
 from tests.tiny_models import tiny_llama
@@ -90,6 +91,13 @@ def test_hybrid_is_a_branch_of_copies_and_a_tree() -> None:
     tree = parts.policy.model_policy
     assert isinstance(tree, DynamicTreePolicy)
     assert (tree.depth, tree.nodes, tree.top_k) == (3, 9, 5)
+
+
+def test_stop_rules_end_the_models_part_of_hybrid_drafts() -> None:
+    policy = parse_method("hybrid:stop=confidence@0.5").build(head()).policy
+    assert isinstance(policy, MergingPolicy)
+    assert isinstance(policy.model_policy, StoppingPolicy)
+    assert isinstance(policy.copies_policy, FixedPolicy)
 
 
 def test_hybrid_takes_a_k_config_and_a_draft_model() -> None:

@@ -133,17 +133,18 @@ def _hybrid(
     nodes: int | None = None,
     top_k: int | None = None,
     tree: str | None = None,
+    stop: str | None = None,
     proposal: str | None = None,
     verifier: str = "exact",
 ) -> Parts:
     """A branch of copies, `depth` long, merged with the tree of a head or draft model.
 
-    That is a dynamic tree (`levels`, `nodes`, `top_k`) or the given k-config.
+    That is a dynamic tree (`levels`, `nodes`, `top_k`) or the given k-config; stop rules may end it early.
     """
     drafts = _drafts_of(model, _proposal_for(verifier, proposal))
     drafter = HybridDrafter(drafts, NgramDrafter(min_match=min, max_match=max))
     shape = _model_shape(drafts.proposal, tree, {"levels": levels, "nodes": nodes, "top_k": top_k})
-    policy = MergingPolicy(shape, FixedPolicy.chain(depth))
+    policy = MergingPolicy(stopped(shape, stop), FixedPolicy.chain(depth))
     return Parts(drafter, policy, make_verifier(verifier))
 
 
