@@ -323,7 +323,7 @@ def test_targets_that_score_chains_alone(options: GenerationOptions) -> None:
         engine = Engine(target, hybrid(), MergingPolicy(FixedPolicy("2,2"), COPIES))
     result = engine.generate([1, 2, 3, 1, 2], options)
     assert all(max(r.widths) == 1 for r in result.stats.rounds)
-    assert result.stats.drafted_tokens > 40
+    assert result.stats.drafted_tokens > 30
     assert result.token_ids == engine.without_drafts().generate([1, 2, 3, 1, 2], options).token_ids
 
 
