@@ -94,7 +94,10 @@ EMPTY = statistics()
         ("path_acceptance_rate", 5 / 9),
         ("accepted_per_depth", (2 / 3, 2 / 3, 1 / 3)),
         ("accepted_histogram", (1, 0, 1, 1)),
+        ("wasted_tokens", 4),
         ("waste", 4 / 8),
+        ("draft_passes", 0),
+        ("target_passes", 3),
         ("tokens_per_pass", 8 / 3),
     ],
 )
@@ -131,6 +134,7 @@ def test_trees_count_nodes_and_paths_count_depth(name: str, value: Any) -> None:
         ("mean_acceptance_length", 3),
         ("accepted_per_depth", (1, 1, 0)),
         ("accepted_histogram", (0, 0, 1)),
+        ("wasted_tokens", 1),
         ("waste", 1 / 3),
         ("tokens_per_pass", 2),
     ],

@@ -26,7 +26,10 @@ METRICS = (
     "path_acceptance_rate",
     "accepted_histogram",
     "accepted_per_depth",
+    "wasted_tokens",
     "waste",
+    "draft_passes",
+    "target_passes",
     "loop_share",
     "tokens_per_s",
     "tokens_per_pass",
@@ -183,10 +186,15 @@ class Statistics:
         )
 
     @property
+    def wasted_tokens(self) -> int:
+        """Draft tokens of whole rounds that were not accepted."""
+        return self.drafted_tokens - self.accepted_tokens
+
+    @property
     def waste(self) -> float | None:
         """Drafted but not accepted, per emitted token."""
         emitted = sum(r.num_emitted for r in self.whole_rounds)
-        return _ratio(self.drafted_tokens - self.accepted_tokens, emitted)
+        return _ratio(self.wasted_tokens, emitted)
 
     @property
     def loop_share(self) -> float | None:
@@ -219,6 +227,11 @@ class Statistics:
     def tokens_per_pass(self) -> float | None:
         """Emitted tokens / target passes."""
         return _ratio(self.completion_tokens, self.target_passes)
+
+    @property
+    def draft_passes(self) -> int:
+        """Passes of the draft model or head; none of drafters without a model."""
+        return sum(len(r.draft_rows) for r in self.rounds)
 
     @property
     def target_passes(self) -> int:

@@ -13,8 +13,10 @@ from foredraft.bench.modelled import (
     FLAT_PASS_S,
     modelled_s,
     modelled_tokens_per_s,
+    oracle_rounds,
     oracle_s,
     oracle_tokens_per_s,
+    oracle_totals,
     pricing_of,
     read_costs,
 )
@@ -50,6 +52,26 @@ def test_trees_are_priced_by_nodes_and_cut_by_level() -> None:
     tree = statistics(round_of(1, widths=(1, 2, 2), draft_rows=(1, 3)))
     assert modelled_s(tree, COSTS, "chain") == pytest.approx(14 + 0.75 + 1 + 2)
     assert oracle_s(tree, COSTS, "chain") == pytest.approx(12 + 0.75 + 1)
+
+
+def test_the_oracle_of_a_chain_wastes_nothing_and_emits_as_much() -> None:
+    """Case 93: 9 draft passes for 5 tokens, in the same rounds."""
+    oracle = oracle_rounds(CASE_93)
+    assert (CASE_93.draft_passes, CASE_93.wasted_tokens) == (9, 4)
+    assert (oracle.draft_passes, oracle.wasted_tokens, oracle.target_passes) == (5, 0, 3)
+    assert oracle.mean_acceptance_length == CASE_93.mean_acceptance_length
+    assert oracle.completion_tokens == CASE_93.completion_tokens
+
+
+def test_the_oracle_of_a_tree_still_has_its_other_branches() -> None:
+    tree = statistics(round_of(1, widths=(1, 2, 2), draft_rows=(1, 3)))
+    assert (tree.wasted_tokens, oracle_rounds(tree).wasted_tokens) == (3, 1)
+
+
+def test_totals_of_the_oracle_are_its_tokens_and_seconds() -> None:
+    answers = [answer_of("chain", *CASE_93.rounds)] * 2
+    assert oracle_totals(COSTS)(answers) == pytest.approx((16, 2 * (FULL_ROUND + 10.5 + 14.75)))
+    assert oracle_totals(COSTS)([answer_of("unknown", *CASE_93.rounds)])[1] == 0
 
 
 def test_a_cut_round_costs_all_of_it_and_gives_what_was_emitted() -> None:

@@ -285,6 +285,6 @@ def test_bars_in_names_do_not_split_cells() -> None:
 def test_a_lossy_methods_figures_are_marked_wherever_they_are(run: Run) -> None:
     marked = dataclasses.replace(run, plan=run.plan | {"lossy": ["mcsd"]})
     lines = [line for line in text_of(marked).splitlines() if line.startswith("| mcsd")]
-    assert len(lines) == 4  # speedups, speeds, drafts, times
+    assert len(lines) == 5  # speedups, speeds, drafts, passes and waste, times
     assert all(line.startswith("| mcsd (lossless: no) |") for line in lines)
     assert "mcsd (lossless: no)" not in text_of(run)

@@ -14,12 +14,19 @@ from foredraft.bench.method_names import LOSSY
 from foredraft.bench.papers import measure_wide, wide_budget
 from foredraft.bench.plan import PLAIN
 from foredraft.bench.priced_twice import PAPER_ROWS, document_of, width_costs, width_sentence
-from foredraft.bench.reproduce import line_up
 from foredraft.bench.reproduce import plan as plans
-from foredraft.bench.reproduce.budgets import best_shapes, budget_tables
-from foredraft.bench.reproduce.line_up import CHAINS, CUT_CHAINS, CUT_TREES, ROOTED, TREES, shapes
+from foredraft.bench.reproduce.improved_mcsd import line_up
+from foredraft.bench.reproduce.improved_mcsd.budgets import best_shapes, budget_tables
+from foredraft.bench.reproduce.improved_mcsd.line_up import (
+    CHAINS,
+    CUT_CHAINS,
+    CUT_TREES,
+    ROOTED,
+    TREES,
+    shapes,
+)
+from foredraft.bench.reproduce.improved_mcsd.published import SPEEDUPS, TABLES
 from foredraft.bench.reproduce.plan import ReproducePlan, read_budgets, read_numbers
-from foredraft.bench.reproduce.published import SPEEDUPS, TABLES
 from foredraft.bench.reproduce.report import report_text, write_reproduction
 from foredraft.bench.reproduce.run import ReproduceRun
 from foredraft.config import GenerationOptions
@@ -333,7 +340,7 @@ def test_budgets_have_a_table_for_each_price() -> None:
 
 
 @pytest.mark.parametrize("suites", ["builtin", "mine.jsonl,builtin/rag", "mine.jsonl"])
-def test_hindsight_is_said(suites: str) -> None:
+def test_hindsight_is_said(suites: str, tmp_path: Path) -> None:
     run = budget_run()
     rows = [
         {"temperature": 1.0, "label": row["method"], "greedy_agreement": None, **row}
@@ -347,7 +354,7 @@ def test_hindsight_is_said(suites: str) -> None:
         "budgets": [{"temperature": 1.0, **row} for row in best_shapes(run, rows, (8,))],
         "notes": [],
     }
-    text = report_text(document)
+    text = report_text(document, tmp_path)
     assert "in hindsight" in text
     assert ("in-sample" in text) == ("builtin" in suites)
     assert "has 8 roots here" not in text  # no fork in these tables

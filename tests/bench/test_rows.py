@@ -78,6 +78,12 @@ def test_a_suite_pools_its_turns_as_ratios_of_sums() -> None:
         "speedup_vs_plain": 8 / 6,
         "modelled_tokens_per_s": 8 / (3 * 16),
         "oracle_modelled_tokens_per_s": 8 / (16 + 10 + 14),
+        "wasted_tokens": 4,
+        "waste": 4 / 8,
+        "draft_passes": 9,
+        "target_passes": 3,
+        "oracle_draft_passes": 5,
+        "oracle_waste": 0,
         "modelled_speedup_vs_plain": (8 / 48) / (1 / 10),
         "modelled_speedup_vs_plain_low": None,
     }

@@ -70,14 +70,20 @@ def modelled_s(stats: Statistics, costs: CostTable, method: str) -> float | None
     return _sum(price(r, method) for r in stats.rounds)
 
 
+def oracle_rounds(stats: Statistics) -> Statistics:
+    """The rounds had every draft been as deep as it was accepted, and none been made where nothing was.
+
+    Their times stay those that were measured.
+    """
+    return dataclasses.replace(stats, rounds=tuple(map(_as_deep_as_accepted, stats.rounds)))
+
+
 def oracle_s(stats: Statistics, costs: CostTable, method: str) -> float | None:
-    """`modelled_s` had every draft been as deep as it was accepted, and none been made where nothing was."""
+    """`modelled_s` of `oracle_rounds`; where these have no draft, drafting has no host work either."""
     if not has_price(stats, costs, method):
         return None
     price = costs.passes_s if is_peer(stats) else costs.round_s
-    return _sum(
-        price(_as_deep_as_accepted(r), method if r.num_accepted else None) for r in stats.rounds
-    )
+    return _sum(price(r, method if r.num_accepted else None) for r in oracle_rounds(stats).rounds)
 
 
 def modelled_tokens_per_s(stats: Statistics, costs: CostTable | None, method: str) -> float | None:
@@ -96,6 +102,16 @@ def modelled_totals(costs: CostTable) -> Callable[[Sequence[AnswerRecord]], tupl
     def totals(answers: Sequence[AnswerRecord]) -> tuple[float, float]:
         stats = Statistics.pool(answer.stats for answer in answers)
         return float(stats.completion_tokens), modelled_s(stats, costs, answers[0].method) or 0.0
+
+    return totals
+
+
+def oracle_totals(costs: CostTable) -> Callable[[Sequence[AnswerRecord]], tuple[float, float]]:
+    """As `modelled_totals`, with the oracle's seconds."""
+
+    def totals(answers: Sequence[AnswerRecord]) -> tuple[float, float]:
+        stats = Statistics.pool(answer.stats for answer in answers)
+        return float(stats.completion_tokens), oracle_s(stats, costs, answers[0].method) or 0.0
 
     return totals
 

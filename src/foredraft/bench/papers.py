@@ -1,8 +1,8 @@
-"""What runs of a paper's methods share: how far they are, and cost tables of wide passes."""
+"""What runs of a paper's methods share: how far they are, and cost tables of many methods."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from foredraft.config import GenerationOptions
@@ -29,10 +29,20 @@ class Progress:
 def measure_wide(
     target: Target, engines: Mapping[str, Engine], options: GenerationOptions
 ) -> CostTable:
+    """`measure_many`, of passes as wide as the trees of multi-candidate papers too."""
+    return measure_many(target, engines, options, nodes=WIDE_NODES)
+
+
+def measure_many(
+    target: Target,
+    engines: Mapping[str, Engine],
+    options: GenerationOptions,
+    nodes: Sequence[int] = NODES,
+) -> CostTable:
     """The cost table of a line-up: passes have their usual time, and host work what many methods need."""
     budget_s, decode_share = wide_budget(len(engines))
     return calibrate(
-        target, engines, options, nodes=WIDE_NODES, budget_s=budget_s, decode_share=decode_share
+        target, engines, options, nodes=nodes, budget_s=budget_s, decode_share=decode_share
     )
 
 

@@ -14,16 +14,22 @@ GPU_COSTS = "flat:level=0.02"
 are like for a draft model of 68 M parameters beside a target of 7 B."""
 FIGURES = (
     "modelled_tokens_per_s",
+    "oracle_modelled_tokens_per_s",
     *(f"modelled_speedup_vs_plain{end}" for end in ("", "_low", "_high")),
 )
 PAPER_ROWS = (45, 82)
 """Rows of a target pass over MCSD's tree (4,2,2,1) and over the improved one (2,4,3,1,1)."""
 
 
-def document_of(run: Run) -> dict[str, Any]:
-    """As `results_document`, with `gpu_..` beside every modelled figure of a row."""
+def document_of(run: Run, gpu_costs: str = GPU_COSTS) -> dict[str, Any]:
+    """As `results_document`, with `gpu_..` beside every modelled figure of a row.
+
+    Args:
+        run: complete or not.
+        gpu_costs: the other table, as `read_costs` takes it.
+    """
     document = results_document(run, pricing_of(run, None))
-    flat = results_document(run, pricing_of(run, GPU_COSTS))
+    flat = results_document(run, pricing_of(run, gpu_costs))
     document["rows"] = [
         row | {f"gpu_{name}": other[name] for name in FIGURES}
         for row, other in zip(document["rows"], flat["rows"], strict=True)

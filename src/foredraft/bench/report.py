@@ -9,7 +9,13 @@ from foredraft.bench.folder import COSTS, Run, RunFolder
 from foredraft.bench.modelled import pricing_of
 from foredraft.bench.plan import PLAIN
 from foredraft.bench.plots import write_plots
-from foredraft.bench.report_tables import draft_table, group_table, speed_table, time_table
+from foredraft.bench.report_tables import (
+    draft_table,
+    group_table,
+    speed_table,
+    time_table,
+    waste_table,
+)
 from foredraft.bench.rows import ALL, Rows, by_group, results_document
 from foredraft.errors import ConfigError, ForedraftError, PromptError
 from foredraft.files import write_json, write_text
@@ -36,7 +42,9 @@ HOW_TO_READ = """
   measured: figures priced by one table compare, those of two tables do not. Of peers (hf, llama.cpp and
   the like) passes alone are priced (in parentheses), so only their measured figures compare with other
   methods'.
-- The *oracle* keeps of each draft what was accepted: the length that AdaEAGLE calls optimal.
+- The *oracle* keeps of each draft of the method the levels that were accepted: the length that AdaEAGLE
+  calls optimal. It is the method's own rounds with a perfect guess of the depth; of a chain that is long
+  enough, it is the best that any choice of length can do (docs/metrics.md).
 - tau is 1 + accepted draft tokens per round; "tokens/pass" also counts rounds that an answer's end cut.
 - "request" is prefill and decoding together, per token of the answer.
 - –: not known. A stage that cannot be seen has no time of its own; it is part of "other".
@@ -98,6 +106,7 @@ def report_text(run: Run, document: Mapping[str, Any], plots: Sequence[str]) -> 
         "## Drafts",
         draft_table(pool),
         _picture("depth.png", plots),
+        *_waste(pool),
         "## Time of a round, a token and a request",
         time_table(pool),
         _picture("stages.png", plots),
@@ -109,6 +118,11 @@ def report_text(run: Run, document: Mapping[str, Any], plots: Sequence[str]) -> 
         "\n".join(_provenance(run)),
     )
     return "\n\n".join(section.strip() for section in sections if section) + "\n"
+
+
+def _waste(pool: Rows) -> Sequence[str]:
+    table = waste_table(pool)
+    return ("### Passes and waste, per emitted token", table) if table else ()
 
 
 def _pricing(costs: Mapping[str, Any] | None) -> str:

@@ -37,9 +37,16 @@ DRAFTS = (
     "tau outside",
     "acceptance",
     "by depth",
+)
+WASTE = (
+    "method",
+    "target passes",
+    "draft passes",
     "drafted in vain",
     "modelled tokens/s",
-    "with the oracle's lengths",
+    "oracle: draft passes",
+    "oracle: drafted in vain",
+    "oracle: modelled tokens/s",
 )
 TIMES = (
     "method",
@@ -104,13 +111,34 @@ def draft_table(pool: Rows) -> str:
             number(row["mean_acceptance_length_outside_loops"], 2),
             percent(row["acceptance_rate"]),
             " ".join(percent(share) for share in row["accepted_per_depth"]),
-            f"{number(row['waste'], 1)} per token",
-            number(row["modelled_tokens_per_s"], 1),
-            number(row["oracle_modelled_tokens_per_s"], 1),
         ]
         for row in drafting
     ]
     return markdown_table(DRAFTS, body)
+
+
+def waste_table(pool: Rows) -> str:
+    """What an emitted token took, and would have taken with every draft as deep as it was accepted."""
+    body = [
+        [
+            marked(row),
+            per_token(row, "target_passes"),
+            per_token(row, "draft_passes"),
+            number(row["waste"], 2),
+            number(row["modelled_tokens_per_s"], 1),
+            per_token(row, "oracle_draft_passes"),
+            number(row["oracle_waste"], 2),
+            number(row["oracle_modelled_tokens_per_s"], 1),
+        ]
+        for row in pool
+        if row["drafted_tokens"]
+    ]
+    return markdown_table(WASTE, body) if body else ""
+
+
+def per_token(row: Mapping[str, Any], name: str) -> str:
+    """A count, per emitted token."""
+    return number(row[name] / max(row["completion_tokens"], 1), 2)
 
 
 def time_table(pool: Rows) -> str:

@@ -14,6 +14,7 @@ from foredraft.bench.modelled import (
     is_peer,
     modelled_tokens_per_s,
     modelled_totals,
+    oracle_rounds,
     oracle_tokens_per_s,
 )
 from foredraft.bench.notes import differences, judgement, notes
@@ -149,7 +150,7 @@ def _row(
         "spread": _spread(answers),
         **stats.as_dict(),
         "modelled_tokens_per_s": modelled_tokens_per_s(stats, costs, method),
-        "oracle_modelled_tokens_per_s": oracle_tokens_per_s(stats, costs, method),
+        **_oracle(stats, costs, method),
         **_speedups(records, method),
         **named("request_speedup_vs_plain", _request_speedup(records, method)),
         **named("modelled_speedup_vs_plain", _modelled_speedup(records, method, costs)),
@@ -171,6 +172,16 @@ def _category_row(
         "prompts": sum(bool(record.of(method)) for record in records),
         **_main_metrics(stats),
         **named("speedup_vs_plain", speedup),
+    }
+
+
+def _oracle(stats: Statistics, costs: CostTable | None, method: str) -> dict[str, Any]:
+    """What the method's own rounds would have come to with every draft as deep as it was accepted."""
+    cut = oracle_rounds(stats)
+    return {
+        "oracle_modelled_tokens_per_s": oracle_tokens_per_s(stats, costs, method),
+        "oracle_draft_passes": cut.draft_passes,
+        "oracle_waste": cut.waste,
     }
 
 

@@ -66,15 +66,22 @@ def request_s(answer: AnswerRecord) -> float:
 
 
 def pair(
-    records: Sequence[PromptRecord], method: str, baseline: str, totals: Totals = decoding
+    records: Sequence[PromptRecord],
+    method: str,
+    baseline: str,
+    totals: Totals = decoding,
+    baseline_totals: Totals | None = None,
 ) -> Pairs:
-    """The prompts that both answered, with the tokens and seconds that `totals` finds in their answers."""
+    """The prompts that both answered, with the tokens and seconds that `totals` finds in their answers.
+
+    `baseline_totals` finds those of the baseline, where they are found in another way.
+    """
     kept: list[tuple[float, float, float, float]] = []
     for record in records:
         both = list(same_turns(record.of(method), record.of(baseline)))
         if both:
             mine, other = zip(*both, strict=True)
-            total = (*totals(mine), *totals(other))
+            total = (*totals(mine), *(baseline_totals or totals)(other))
             kept += [total] if all(total) else []
     columns = np.array(kept, dtype=np.float64).reshape(-1, 4).T
     return Pairs(*columns)

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
 from foredraft.bench.plan import PLAIN, BenchPlan
-from foredraft.bench.reproduce.lengths import length_line_up
-from foredraft.bench.reproduce.line_up import Entry, line_up, shapes
+from foredraft.bench.reproduce.adaeagle.line_up import (
+    check_head,
+    length_line_up,
+    missing_predictor,
+)
+from foredraft.bench.reproduce.entries import Entry
+from foredraft.bench.reproduce.improved_mcsd.line_up import line_up, shapes
 from foredraft.errors import ConfigError
 from foredraft.zoo.shipped import ShippedKind, shipped
 
 IMPROVED_MCSD, ADAEAGLE = "improved-mcsd", "adaeagle"
 NO_DECISION = "none"
-PAPERS: Mapping[str, tuple[float, ...]] = {IMPROVED_MCSD: (0.0, 0.7, 1.0), ADAEAGLE: (0.0,)}
-"""What can be reproduced, by name, and at which temperatures when nothing else is asked for."""
-OPTIONS_OF = {"budgets": IMPROVED_MCSD, "decision": IMPROVED_MCSD, "structures": ADAEAGLE}
-OPTIONS_OF |= {"predictors": ADAEAGLE}
-"""Options that one paper alone has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,21 +62,20 @@ class ReproducePlan:
             raise ConfigError(
                 f"there is nothing to reproduce called {self.paper!r}; known: {', '.join(PAPERS)}"
             )
-        for name, paper in OPTIONS_OF.items():
-            value = getattr(self, name)
-            if value and paper != self.paper:
-                raise ConfigError(f"{name}={value!r} has no meaning for {self.paper}; leave it out")
+        self._refuse_options_of_others()
         if not self.temperatures:
-            object.__setattr__(self, "temperatures", PAPERS[self.paper])
+            object.__setattr__(self, "temperatures", PAPERS[self.paper].temperatures)
         for name, given in (("temperatures", self.temperatures), ("budgets", self.budgets)):
             if len(set(given)) < len(given):
                 raise ConfigError(f"{name} {list(given)} name one twice; leave one out")
         _ = self.runs
 
-    @property
-    def scores_answers(self) -> bool:
-        """Whether the answers' own quality is measured: a method may change it."""
-        return self.paper == IMPROVED_MCSD
+    def _refuse_options_of_others(self) -> None:
+        others = {name: paper for paper, of in PAPERS.items() for name in of.options}
+        for name, paper in others.items():
+            value = getattr(self, name)
+            if value and paper != self.paper:
+                raise ConfigError(f"{name}={value!r} has no meaning for {self.paper}; leave it out")
 
     def decision_at(self, temperature: float) -> str | None:
         """The decision model at a temperature: hard ones learnt from greedy answers, soft ones from laws."""
@@ -86,14 +85,13 @@ class ReproducePlan:
         return kind if self.drafter is None and shipped(self.model, kind) else None
 
     def entries(self, temperature: float) -> tuple[Entry, ...]:
-        """The rows of the line-up; with budgets, every shape under its own name."""
-        if self.paper == ADAEAGLE:
-            return length_line_up(self.predictors, structures=self.structures)
-        decision = self.decision_at(temperature)
-        if not self.budgets:
-            return line_up(decision)
-        methods = [shape.method for shape in shapes(max(self.budgets), decision)]
-        return (Entry("plain decoding", PLAIN), *(Entry(name, name) for name in methods))
+        """The rows: the paper's line-up, or what its options put in its place."""
+        return PAPERS[self.paper].entries(self, temperature)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What of the paper does not take part, and why."""
+        return PAPERS[self.paper].notes(self)
 
     @cached_property
     def runs(self) -> Mapping[str, BenchPlan]:
@@ -154,3 +152,51 @@ def read_budgets(text: str) -> tuple[int, ...]:
     if any(value != int(value) for value in numbers):
         raise ConfigError(f"budget {text!r} is no list of whole numbers; write it like 8,16")
     return tuple(map(int, numbers))
+
+
+# --- the papers --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Paper:
+    """What can be reproduced.
+
+    Attributes:
+        temperatures: when nothing else is asked for.
+        options: attributes of a plan that no other paper has.
+        entries: a plan and a temperature -> the rows.
+        notes: a plan -> what does not take part.
+    """
+
+    temperatures: tuple[float, ...]
+    options: tuple[str, ...]
+    entries: Callable[[ReproducePlan, float], tuple[Entry, ...]]
+    notes: Callable[[ReproducePlan], tuple[str, ...]] = lambda plan: ()
+
+
+def _mcsd_entries(plan: ReproducePlan, temperature: float) -> tuple[Entry, ...]:
+    """The line-up; with budgets, every shape under its own name."""
+    decision = plan.decision_at(temperature)
+    if not plan.budgets:
+        return line_up(decision)
+    methods = [shape.method for shape in shapes(max(plan.budgets), decision)]
+    return (Entry("plain decoding", PLAIN), *(Entry(name, name) for name in methods))
+
+
+def _length_entries(plan: ReproducePlan, temperature: float) -> tuple[Entry, ...]:
+    """The same line-up at every temperature; with structures, fixed trees and hybrids behind it."""
+    check_head(plan.model, plan.drafter)
+    ships = missing_predictor(plan.model, plan.drafter) is None
+    return length_line_up(plan.predictors, shipped=ships, structures=plan.structures)
+
+
+def _length_notes(plan: ReproducePlan) -> tuple[str, ...]:
+    missing = missing_predictor(plan.model, plan.drafter)
+    return () if missing is None or plan.predictors else (missing,)
+
+
+PAPERS: Mapping[str, Paper] = {
+    IMPROVED_MCSD: Paper((0.0, 0.7, 1.0), ("budgets", "decision"), _mcsd_entries),
+    ADAEAGLE: Paper((0.0,), ("structures", "predictors"), _length_entries, _length_notes),
+}
+"""By name."""

@@ -2,60 +2,23 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from foredraft.bench.folder import Run, RunFolder
-from foredraft.bench.priced_twice import GPU_COSTS, document_of, width_sentence
-from foredraft.bench.quality.figures import answer_quality
-from foredraft.bench.quality.report import interval, quality_table
-from foredraft.bench.reproduce.budgets import best_shapes, budget_tables
-from foredraft.bench.reproduce.lengths_report import write_lengths
-from foredraft.bench.reproduce.plan import ADAEAGLE, ReproducePlan
-from foredraft.bench.reproduce.published import CITATION, TABLES
-from foredraft.bench.rows import ALL, Rows
-from foredraft.bench.scoring import Scores
-from foredraft.bench.suites import BUILTIN
-from foredraft.bench.tables import identical, markdown_table, number, percent, speedup
+from foredraft.bench.reproduce.adaeagle.report import ADAEAGLE_REPORT
+from foredraft.bench.reproduce.improved_mcsd.report import IMPROVED_MCSD_REPORT
+from foredraft.bench.reproduce.paper_report import Document, PaperReport
+from foredraft.bench.reproduce.plan import ADAEAGLE, IMPROVED_MCSD, ReproducePlan
 from foredraft.errors import ConfigError
 from foredraft.files import write_json, write_text
 
-RESULTS, REPORT, QUALITY = "results.json", "report.md", "quality"
-
-SPEED = (
-    *("", "lossless", "tokens/pass", "tokens/s", "vs plain", "modelled vs plain"),
-    *("modelled, GPU-like", "identical"),
-)
-ACCEPTANCE = ("", "lossless", "acceptance", "path acceptance", "tau", "drafted/round")
-LIKELIHOOD = ("", "lossless", "greedy agreement", "minus plain's", "log p minus plain's", "at T")
-
-HOW_TO_READ = f"""
-- lossless: no marks methods that change the law of the answers. Their speed buys other text, and what it
-  costs is in the columns of quality: *greedy agreement* is the share of emitted tokens that are the argmax
-  of the target's law given the text so far, *log p* the nats per token that the target gives the answer (its
-  raw law, and its law at the temperature), both less plain decoding's on the same prompts with two-sided
-  95 % intervals. Rows that keep the law are controls: what they differ by is chance.
-- *path acceptance* is the paper's rate: accepted draft tokens / the draft's depth, roots not counted.
-  *acceptance* divides by all draft tokens. tau = 1 + accepted per round.
-- *modelled*: counted rounds priced by the cost table of this machine, measured at the temperature of the run:
-  each method's drawing, filtering and rejecting is in it. *GPU-like* prices the same rounds by
-  `{GPU_COSTS}`: every target pass costs the same whatever its width, a draft pass 2 % of it.
-- Speeds compare within one temperature. The published figures are of other models on other machines.
-"""
-FORK_SIZE = "The fork has 8 roots here, where the paper's has 16: a pass of 48 rows in place of 96."
-IN_SAMPLE = (
-    "The shares of mcsd-improved (how much it drafts from the target's earlier laws and from the text) were "
-    "tuned on ten of the built-in questions, so its figures on the built-in suite are in-sample: other "
-    "suites tell what it gains elsewhere."
-)
-HINDSIGHT = (
-    "Every shape answered the same prompts, and the best one of each family was chosen by modelled time on "
-    "those very prompts: in hindsight, which flatters families with many shapes. A budget is of draft "
-    "tokens; with the root, a target pass has one row more. Open roots are candidates, and counted. "
-    "Drafts that a decision model ends have these rows at most, and are priced by those that they have."
-)
+RESULTS, REPORT = "results.json", "report.md"
+REPORTS: Mapping[str, PaperReport] = {
+    IMPROVED_MCSD: IMPROVED_MCSD_REPORT,
+    ADAEAGLE: ADAEAGLE_REPORT,
+}
 
 
 def write_reproduction(plan: ReproducePlan, path: Path) -> dict[str, Any]:
@@ -67,187 +30,50 @@ def write_reproduction(plan: ReproducePlan, path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: no prompt is finished yet.
     """
-    if plan.paper == ADAEAGLE:
-        return write_lengths(plan, path)
-    parts = {t: _part(plan, path / name, t) for t, name in plan.folders.items()}
-    finished = [part for part in parts.values() if part is not None]
-    if not finished:
+    paper = REPORTS[plan.paper]
+    runs = [(t, path / name, _finished(path / name)) for t, name in plan.folders.items()]
+    parts = [paper.part(plan, run, at, t) for t, at, run in runs if run is not None]
+    if not parts:
         raise ConfigError(f"{path} has no finished prompt yet; the same command goes on")
     document = {
-        "provenance": finished[0]["provenance"],
+        "provenance": next(run.plan["provenance"] for _, _, run in runs if run is not None),
         "plan": plan.as_dict(),
-        "paper": {"citation": CITATION, "tables": [_as_dict(table) for table in TABLES]},
-        "rows": [row for part in finished for row in part["rows"]],
-        "budgets": [row for part in finished for row in part["budgets"]],
-        "widths": finished[0]["widths"],
-        "notes": list(dict.fromkeys(note for part in finished for note in part["notes"])),
+        "paper": {"citation": paper.citation, "tables": [t.as_dict() for t in paper.tables]},
+        "rows": [row for part in parts for row in part["rows"]],
+        **paper.extras(parts),
+        "notes": [*plan.notes, *dict.fromkeys(note for part in parts for note in part["notes"])],
     }
     write_json(path / RESULTS, document)
-    write_text(path / REPORT, report_text(document, _quality(path)))
+    write_text(path / REPORT, report_text(document, path))
     return document
 
 
-def _part(plan: ReproducePlan, folder: Path, temperature: float) -> dict[str, Any] | None:
-    """One temperature's rows; None before its first prompt is finished."""
+def _finished(folder: Path) -> Run | None:
+    """The run in a folder; None before its first prompt is finished."""
     if not folder.exists() or RunFolder(folder).read_plan() is None:
         return None
     run = RunFolder(folder).read()
-    if not run.methods:
-        return None
-    document = document_of(run)
-    labels = {entry.method: entry.label for entry in plan.entries(temperature)}
-    scores = Scores(folder)
-    rows = [
-        {
-            "temperature": temperature,
-            "label": labels[row["method"]],
-            **row,
-            **_quality_of(run, scores, row),
-        }
-        for row in document["rows"]
-    ]
-    found = best_shapes(run, rows, plan.budgets, plan.decision_at(temperature))
-    return {
-        "provenance": document["provenance"],
-        "rows": rows,
-        "budgets": [{"temperature": temperature, **row} for row in found],
-        "widths": width_sentence(run),
-        "notes": [f"T = {temperature:g}: {note}" for note in document["notes"]],
-    }
+    return run if run.methods else None
 
 
-def _quality_of(run: Run, scores: Scores, row: Mapping[str, Any]) -> dict[str, Any]:
-    """The figures of quality, of the pool of all suites alone."""
-    return answer_quality(run, scores, row["method"]) if row["suite"] == ALL else {}
+def report_text(document: Document, path: Path) -> str:
+    """The whole report in Markdown.
 
-
-def _as_dict(table: Any) -> dict[str, Any]:
-    rows = {name: list(values) for name, values in table.rows.items()}
-    return {"title": table.title, "columns": list(table.columns), "rows": rows}
-
-
-def _quality(path: Path) -> Rows:
-    """The rows of `foredraft bench quality --out PATH/quality`, if it was made."""
-    file = path / QUALITY / RESULTS
-    if not file.exists():
-        return ()
-    try:
-        rows: Rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
-        return rows
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"{file} cannot be read ({error}); make it anew") from None
-
-
-# --- the report -------------------------------------------------------------------------------------
-
-
-def report_text(document: Mapping[str, Any], quality: Rows = ()) -> str:
-    """The whole report in Markdown."""
-    sections = (
+    Args:
+        document: what `results.json` holds.
+        path: the folder of the reproduction.
+    """
+    paper = REPORTS[document["plan"]["paper"]]
+    sections: Sequence[str] = (
         f"# Reproduction of {document['plan']['paper']}: {document['plan']['model']}",
         f"```\n{document['provenance']['command']}\n```",
-        document["widths"],
-        *_tables(document),
-        *_quality_sections(quality),
+        *paper.sections(document, path),
         "## As published",
-        CITATION + ".",
-        *_published(),
+        paper.citation + ".",
+        *(table.text() for table in paper.tables),
         "## Notes",
-        "\n".join(f"- {note}" for note in _notes(document)) or "None.",
+        "\n".join(f"- {note}" for note in paper.notes(document)) or "None.",
         "## How to read this",
-        HOW_TO_READ,
+        paper.how_to_read,
     )
     return "\n\n".join(section.strip() for section in sections if section) + "\n"
-
-
-def _notes(document: Mapping[str, Any]) -> Iterator[str]:
-    suites = document["plan"]["suites"].split(",")
-    if any(name.strip().split("/")[0] == BUILTIN for name in suites):
-        yield IN_SAMPLE
-    if not document["budgets"]:
-        yield FORK_SIZE
-    yield from document["notes"]
-
-
-def _tables(document: Mapping[str, Any]) -> Iterator[str]:
-    if document["budgets"]:
-        yield "## Families at equal budgets"
-        yield HINDSIGHT
-    for temperature in document["plan"]["temperatures"]:
-        pool = [
-            row
-            for row in document["rows"]
-            if row["temperature"] == temperature and row["suite"] == ALL
-        ]
-        if pool:
-            yield f"## Temperature {temperature:g}, {pool[0]['prompts']} prompts"
-            yield from budget_tables(
-                [row for row in document["budgets"] if row["temperature"] == temperature]
-            )
-            yield from (speed_table(pool), acceptance_table(pool), likelihood_table(pool))
-
-
-def speed_table(pool: Rows) -> str:
-    """Speeds, measured and by two prices."""
-    body = [
-        [
-            row["label"],
-            row["lossless"],
-            number(row["tokens_per_pass"], 2),
-            number(row["tokens_per_s"], 1),
-            speedup(row, "speedup_vs_plain"),
-            speedup(row, "modelled_speedup_vs_plain"),
-            speedup(row, "gpu_modelled_speedup_vs_plain"),
-            identical(row),
-        ]
-        for row in pool
-    ]
-    return markdown_table(SPEED, body)
-
-
-def acceptance_table(pool: Rows) -> str:
-    """What became of drafts."""
-    body = [
-        [
-            row["label"],
-            row["lossless"],
-            percent(row["acceptance_rate"]),
-            number(row["path_acceptance_rate"], 2),
-            number(row["mean_acceptance_length"], 2),
-            number(row["drafted_tokens"] / max(row["rounds"] - row["cut_rounds"], 1), 1),
-        ]
-        for row in pool
-        if row["drafted_tokens"]
-    ]
-    return markdown_table(ACCEPTANCE, body)
-
-
-def likelihood_table(pool: Rows) -> str:
-    """What the target thinks of the answers."""
-    body = [
-        [
-            row["label"],
-            row["lossless"],
-            percent(row["greedy_agreement"]),
-            interval(row, "greedy_agreement_difference", 3),
-            interval(row, "log_prob_difference", 3),
-            interval(row, "tempered_log_prob_difference", 3),
-        ]
-        for row in pool
-    ]
-    return markdown_table(LIKELIHOOD, body)
-
-
-def _quality_sections(quality: Rows) -> Sequence[str]:
-    if not quality:
-        return (
-            "The law of the root, and accuracy, by number of roots and drafter: `foredraft bench quality "
-            f"--out DIR/{QUALITY}`, with DIR the folder of this report, puts them here.",
-        )
-    return ("## Quality by number of roots", quality_table(quality))
-
-
-def _published() -> Iterator[str]:
-    for table in TABLES:
-        yield f"{table.title}:"
-        yield markdown_table(("", *table.columns), table.cells())

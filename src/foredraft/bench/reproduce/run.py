@@ -7,8 +7,8 @@ from pathlib import Path
 
 from foredraft.bench.field import enter_field
 from foredraft.bench.folder import RunFolder
-from foredraft.bench.papers import Progress, measure_wide
-from foredraft.bench.reproduce.plan import ReproducePlan
+from foredraft.bench.papers import Progress, measure_many, measure_wide
+from foredraft.bench.reproduce.plan import IMPROVED_MCSD, ReproducePlan
 from foredraft.bench.runner import BenchRun, Measure
 from foredraft.bench.scoring import Scores, enter_scored
 
@@ -16,13 +16,13 @@ from foredraft.bench.scoring import Scores, enter_scored
 class ReproduceRun:
     """One reproduction; iterate to run what is missing.
 
-    Where a method of the paper is lossy, every answer is scored under the target.
+    Where methods of the paper are lossy, every answer is scored under the target.
 
     Args:
         plan: what to run.
         path: a folder, with one of each benchmark in it.
         report: receives a sentence at each long step.
-        measure: as in `BenchRun`.
+        measure: as in `BenchRun`; None measures to the width of the paper's trees.
 
     Raises:
         ConfigError: as in `BenchRun`, before anything is run.
@@ -33,16 +33,17 @@ class ReproduceRun:
         plan: ReproducePlan,
         path: Path,
         report: Callable[[str], None] = lambda sentence: None,
-        measure: Measure = measure_wide,
+        measure: Measure | None = None,
     ) -> None:
         self.plan, self.path = plan, path
+        lossy = plan.paper == IMPROVED_MCSD
         self._runs = {
             name: BenchRun(
                 run,
                 RunFolder(path / name),
                 report=report,
-                enter=enter_scored(Scores(path / name)) if plan.scores_answers else enter_field,
-                measure=measure,
+                enter=enter_scored(Scores(path / name)) if lossy else enter_field,
+                measure=measure or (measure_wide if lossy else measure_many),
             )
             for name, run in plan.runs.items()
         }

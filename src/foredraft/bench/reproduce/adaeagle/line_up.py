@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import cast
 
 from foredraft.bench.plan import PLAIN
-from foredraft.bench.reproduce.line_up import Entry
+from foredraft.bench.reproduce.entries import Entry
 from foredraft.config import METHODS
+from foredraft.errors import ConfigError
+from foredraft.zoo.shipped import ShippedKind, shipped
 
 LONGEST = 8
 """Of the fixed lengths, and of the drafts that rules and predictors cut short."""
 ADAPTIVE, PREDICTED, PREDICTED_THRESHOLD = "adaptive", "adaeagle", "adaeagle-threshold"
 PREDICTORS = (("AdaEAGLE", PREDICTED), ("AdaEAGLE with threshold", PREDICTED_THRESHOLD))
+HEAD, PREDICTOR = "eagle3", "length-eagle3"
+"""The head that ships, and the length predictor that was trained for it."""
 RULES = (
     ("confidence under 0.4", "confidence@0.4"),
     ("cumulative threshold (DDD)", "cumulative@-0.6"),
@@ -22,7 +27,7 @@ RULES = (
 )
 """Thresholds are the published ones, but SVIP's 0.3, which stops this head at once."""
 DEPTHS, NODES = (3, 5, 7), (8, 16, 24)
-TREES = ("2,1,1,1", "2,2", "3,2", "4,1,1", "4,2", "2,2,2", "3,1,1,1,1")
+TREES = ("2,2", "2,1,1", "2,1,1,1", "3,2", "4,1,1", "4,2", "2,2,2", "3,1,1,1,1", "4,3")
 """k-configs of up to 16 nodes."""
 COPIED = 10
 """Length of the branch of copies of a fixed hybrid."""
@@ -38,24 +43,64 @@ DEEPEST = fixed_length(LONGEST)
 """The chain that the oracle cuts in hindsight."""
 
 
-def length_line_up(predictors: tuple[str, ...], *, structures: bool) -> tuple[Entry, ...]:
+def length_line_up(
+    predictors: tuple[str, ...], *, shipped: bool, structures: bool
+) -> tuple[Entry, ...]:
     """The paper's methods, the rules that it compares with, and the adaptive policy.
 
     Args:
-        predictors: more length predictors, by name or folder: those of an ablation.
+        predictors: more length predictors, by name or folder: those of an ablation, or of another head.
+        shipped: whether one ships for the head, which then stands first.
         structures: fixed trees and hybrids too.
     """
     return (
         Entry("plain decoding", PLAIN),
         *(Entry(f"fixed {depth}", fixed_length(depth)) for depth in range(1, LONGEST + 1)),
         *(Entry(label, f"{DEEPEST}:stop={rule}") for label, rule in RULES),
-        *(Entry(label, name) for label, name in PREDICTORS if name in METHODS),
+        *(Entry(label, name) for label, name in PREDICTORS if shipped),
         *(
-            Entry(f"AdaEAGLE, {os.path.basename(name)}", f"{PREDICTED}:length={name}")
-            for name in predictors
+            Entry(f"{label}, {os.path.basename(predictor)}", f"{name}:length={predictor}")
+            for predictor in predictors
+            for label, name in PREDICTORS
         ),
         Entry("adaptive", ADAPTIVE),
         *(Entry(name, name) for name in (fixed_structures() if structures else ())),
+    )
+
+
+def check_head(model: str, drafter: str | None) -> None:
+    """Refuse a model for which there is no head to draft with.
+
+    Args:
+        model, drafter: as in `BenchPlan`.
+
+    Raises:
+        ConfigError: none ships and none is given, or a draft model is.
+    """
+    from foredraft.engine.drafters import given_source, kind_of, shipped_source  # late: PyTorch
+
+    source = given_source(drafter, model)
+    if source is None and shipped_source(model, "head") is None:
+        raise ConfigError(
+            f"no EAGLE head ships for {model}, and draft lengths are compared with one; give one with "
+            "--drafter FOLDER"
+        )
+    if source is not None and kind_of(source, "head") != "head":
+        raise ConfigError(
+            f"--drafter {drafter} is a draft model, and draft lengths are compared with an EAGLE head; give "
+            "the folder of one"
+        )
+
+
+def missing_predictor(model: str, drafter: str | None) -> str | None:
+    """Why no length predictor that ships can take part; None where one can."""
+    if PREDICTED not in METHODS:
+        return "AdaEAGLE did not take part: this version has no length predictor"
+    if drafter in (None, HEAD) and shipped(model, cast(ShippedKind, PREDICTOR)):
+        return None
+    return (
+        "AdaEAGLE did not take part: no length predictor ships for this head; train one with `foredraft "
+        "train length-predictor`, and name it with --predictors FOLDER"
     )
 
 

@@ -9,20 +9,13 @@ from operator import mul
 
 from foredraft.bench.method_names import chain, cut, lossless, lossy, mcsd, without_target
 from foredraft.bench.plan import PLAIN
-from foredraft.bench.reproduce.published import MCSD, SD, STATIC
+from foredraft.bench.reproduce.entries import Entry
+from foredraft.bench.reproduce.improved_mcsd.published import MCSD, SD, STATIC
 from foredraft.errors import ConfigError
 from foredraft.policies.decision_rules import RULES
 
 FORK = "8,1,1,1,1,1"
 """The appendix's fork of depth 5, with half of its 16 roots: its pass has 48 rows, not 96."""
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One row of a line-up: what it is called and the method that it is."""
-
-    label: str
-    method: str
 
 
 def line_up(decision: str | None) -> tuple[Entry, ...]:

@@ -9,7 +9,7 @@ from foredraft.bench.folder import Run
 from foredraft.bench.intervals import named
 from foredraft.bench.modelled import modelled_totals, read_costs
 from foredraft.bench.priced_twice import GPU_COSTS
-from foredraft.bench.reproduce.line_up import ABLATED, CHAINS, TREES, Shape, shapes
+from foredraft.bench.reproduce.improved_mcsd.line_up import ABLATED, CHAINS, TREES, Shape, shapes
 from foredraft.bench.rows import ALL, Rows
 from foredraft.bench.speedups import pair, pooled_speedup
 from foredraft.bench.tables import markdown_table, marked, number, speedup
