@@ -23,6 +23,8 @@ METHODS = (
     "eagle-chain-K",
     "eagle",
     "eagle2",
+    "adaeagle",
+    "adaeagle-threshold",
     "hybrid",
     "mcsd",
     "mcsd-improved",

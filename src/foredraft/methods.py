@@ -16,7 +16,8 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 from foredraft.engine.legality import check_legal
-from foredraft.engine.recipes import RECIPES, Parts
+from foredraft.engine.parts import Parts
+from foredraft.engine.recipes import RECIPES
 from foredraft.errors import ConfigError, suggestion
 from foredraft.protocols import Target
 

@@ -14,6 +14,7 @@ from foredraft.cli.flags import Flag, given, takes_flags
 from foredraft.cli.taps import taps_of
 from foredraft.cli.threads import wait_briefly
 from foredraft.cli.train_decision import decision
+from foredraft.cli.train_length import length_predictor
 from foredraft.cli.train_options import takes_train_options, train_options
 from foredraft.errors import ConfigError
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Train drafters for a model, on a corpus of its own.")
 app.callback()(wait_briefly)
 app.command()(decision)
+app.command("length-predictor")(length_predictor)
 
 Data = Annotated[
     Path, typer.Option(help="Folder of a corpus; `foredraft data generate` makes one.")

@@ -19,6 +19,7 @@ from foredraft.policies.decision_model import DecisionPolicy, check_hidden_size
 from foredraft.policies.decision_net import CONFIG, DecisionNet, read_decision
 from foredraft.policies.decision_rules import Rule
 from foredraft.policies.fixed import FixedPolicy
+from foredraft.policies.predicted_length import LengthRule
 from foredraft.protocols import Drafter, Policy, Target
 from foredraft.zoo.shipped import shipped_decisions
 
@@ -32,6 +33,7 @@ def shaped(
     threshold: float | None = None,
     rule: str | None = None,
     stop: str | None = None,
+    length: LengthRule | None = None,
     *,
     drafter: Drafter,
 ) -> Policy:
@@ -43,11 +45,12 @@ def shaped(
         threshold: as in `DecisionPolicy`.
         rule: likewise.
         stop: stop rules, as in `draft_stops.read_stop`.
+        length: as in `draft_stops.stopped`.
         drafter: what drafts.
 
     Raises:
         ConfigError: an unknown name, options without a decision model, a shape that is no k-config, or a
-            drafter whose hidden states are of another size; both a decision model and stop rules.
+            drafter whose hidden states are of another size; both a decision model and stop rules or a length.
         ModelError: the decision model cannot be read.
     """
     if decision is None:
@@ -56,10 +59,14 @@ def shaped(
                 raise ConfigError(
                     f"{name}={value} is for a decision model; give decision=... too, or leave it out"
                 )
-        return stopped(shape, stop)
+        return stopped(shape, stop, length)
     if stop is not None:
         raise ConfigError(
             f"decision={decision} and stop={stop} both say where a draft ends; leave one out"
+        )
+    if length is not None:
+        raise ConfigError(
+            f"decision={decision} and a length predictor both say where a draft ends; leave one out"
         )
     if not isinstance(shape, FixedPolicy):
         raise ConfigError(

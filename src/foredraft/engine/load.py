@@ -28,6 +28,7 @@ from foredraft.engine.drafters import (
     shipped_source,
 )
 from foredraft.engine.engine import Engine
+from foredraft.engine.lengths import check_lengths, with_shipped_length
 from foredraft.engine.sources import Sources, place_of
 from foredraft.errors import ConfigError, ModelError
 from foredraft.methods import BEST, BEST_SHAPED, BEST_SHAPED_OF, Kind, Method, parse_method
@@ -88,7 +89,7 @@ def load(
     recipe, drafter = _choose_method(
         method, drafter, model, tree=tree, verifier=verifier, proposal=proposal
     )
-    recipe = _with_own_decision(recipe, model)
+    recipe = _with_own_nets(recipe, model)
     source = drafter if recipe.drafter is None else own_source(recipe, model)
     given = None if source is None else kind_of(source, recipe.needs)
     chosen = {"tree": tree, "verifier": verifier, "proposal": proposal, "roots": roots}
@@ -141,9 +142,11 @@ class Models:
         An adaptive one measures what passes cost on this machine, where that is not known yet; `report` is
         called before that.
         """
-        method, drafter = _with_own_decision(method, self.model), self._drafter_of(method)
+        drafter = self._drafter_of(method)
+        method = _with_own_nets(method, self.model, drafter)
         parts = method.build(drafter, **chosen)
         warn_of_others(parts.policy, self.target, drafter)
+        check_lengths(parts.policy, self.target, drafter)
         engine = Engine(self.target, parts.drafter, parts.policy, parts.verifier, self.tokenizer)
         return with_prices(engine, report=report)
 
@@ -207,9 +210,11 @@ def load_models(
     )
 
 
-def _with_own_decision(method: Method, model: Any) -> Method:
-    """A method whose decision model, if it names one that ships, is that of the model being loaded."""
-    return replace(method, options=with_shipped_decision(method.options, model))
+def _with_own_nets(method: Method, model: Any, drafter: Target | EagleHead | None = None) -> Method:
+    """A method whose decision model or length predictor, if it takes one that ships, is that of the model
+    being loaded."""
+    options = with_shipped_decision(method.options, model)
+    return replace(method, options=with_shipped_length(method.recipe, options, model, drafter))
 
 
 def _load_draft(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from foredraft.drafters.draft_model import DraftModelDrafter
 from foredraft.drafters.eagle.drafter import EagleDrafter
@@ -13,27 +12,21 @@ from foredraft.drafters.ngram import NgramDrafter
 from foredraft.drafters.recall import PAIR, SINGLE, TEXT, RecallWeights
 from foredraft.engine.decisions import shaped
 from foredraft.engine.draft_stops import stopped
-from foredraft.errors import ConfigError, suggestion
+from foredraft.engine.length_recipes import adaeagle, adaeagle_threshold, tree_by_length
+from foredraft.engine.lengths import chosen_length
+from foredraft.engine.parts import Parts, drafts_of, proposal_for
+from foredraft.errors import ConfigError
 from foredraft.policies.adaptive import AdaptivePolicy
 from foredraft.policies.dynamic import BudgetPolicy, DynamicTreePolicy
 from foredraft.policies.fixed import FixedPolicy
 from foredraft.policies.merging import MergingPolicy
 from foredraft.policies.prices import Prices
 from foredraft.policies.static_tree import StaticTreePolicy
-from foredraft.protocols import Drafter, Policy, Target, Verifier
+from foredraft.protocols import Drafter, Policy, Target
 from foredraft.tree import Proposal, parse_k_config
 from foredraft.verifiers import verifier as make_verifier
 from foredraft.verifiers.exact import ExactVerifier
 from foredraft.verifiers.multi_root import NUCLEUS, MultiRootVerifier
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What a method adds to a target."""
-
-    drafter: Drafter | None
-    policy: Policy | None
-    verifier: Verifier
 
 
 def _autoregressive(*, verifier: str = "exact") -> Parts:
@@ -63,13 +56,15 @@ def _speculative(
     threshold: float | None = None,
     rule: str | None = None,
     stop: str | None = None,
+    length: str | None = None,
     proposal: str | None = None,
     verifier: str = "exact",
 ) -> Parts:
     """A chain (or the given tree) of an independent draft model; a decision model may cut it short."""
-    drafter = DraftModelDrafter(draft_model, _proposal_for(verifier, proposal))
+    drafter = DraftModelDrafter(draft_model, proposal_for(verifier, proposal))
     shape = _policy(drafter, depth, tree)
-    policy = shaped(shape, decision, threshold, rule, stop, drafter=drafter)
+    by_length = chosen_length(length, stop, draft_model)
+    policy = shaped(shape, decision, threshold, rule, stop, by_length, drafter=drafter)
     return Parts(drafter, policy, make_verifier(verifier))
 
 
@@ -81,13 +76,17 @@ def _eagle_chain(
     threshold: float | None = None,
     rule: str | None = None,
     stop: str | None = None,
+    length: str | None = None,
     proposal: str | None = None,
     window: int | None = None,
     verifier: str = "exact",
 ) -> Parts:
     """A chain of an EAGLE head; `depth` is part of the name. A decision model may cut it short."""
     drafter = _eagle_drafter(head, proposal, window, verifier)
-    policy = shaped(FixedPolicy.chain(depth), decision, threshold, rule, stop, drafter=drafter)
+    by_length = chosen_length(length, stop, head)
+    policy = shaped(
+        FixedPolicy.chain(depth), decision, threshold, rule, stop, by_length, drafter=drafter
+    )
     return Parts(drafter, policy, make_verifier(verifier))
 
 
@@ -113,14 +112,21 @@ def _eagle2(
     nodes: int = 24,
     top_k: int = 8,
     stop: str | None = None,
+    length: str | None = None,
+    spare: int | None = None,
     proposal: str | None = None,
     window: int | None = None,
     verifier: str = "exact",
 ) -> Parts:
-    """EAGLE-2's dynamic tree; of sampled children, a tree whose budget is spent before drawing."""
+    """EAGLE-2's dynamic tree; of sampled children, a tree whose budget is spent before drawing.
+
+    `length` has its depth and nodes follow the predicted length, and `spare` levels more.
+    """
     drafter = _eagle_drafter(head, proposal, window, verifier)
     shape = _dynamic(drafter.proposal, depth, nodes, top_k)
-    return Parts(drafter, stopped(shape, stop), make_verifier(verifier))
+    return Parts(
+        drafter, tree_by_length(shape, depth, head, stop, length, spare), make_verifier(verifier)
+    )
 
 
 def _hybrid(
@@ -141,7 +147,7 @@ def _hybrid(
 
     That is a dynamic tree (`levels`, `nodes`, `top_k`) or the given k-config; stop rules may end it early.
     """
-    drafts = _drafts_of(model, _proposal_for(verifier, proposal))
+    drafts = drafts_of(model, proposal_for(verifier, proposal))
     drafter = HybridDrafter(drafts, NgramDrafter(min_match=min, max_match=max))
     shape = _model_shape(drafts.proposal, tree, {"levels": levels, "nodes": nodes, "top_k": top_k})
     policy = MergingPolicy(stopped(shape, stop), FixedPolicy.chain(depth))
@@ -177,7 +183,7 @@ def _dynamic(
 def _eagle_drafter(
     head: EagleHead, proposal: str | None, window: int | None, verifier: str
 ) -> EagleDrafter:
-    return EagleDrafter(head, _proposal_for(verifier, proposal), window=window)
+    return EagleDrafter(head, proposal_for(verifier, proposal), window=window)
 
 
 def _mcsd(
@@ -189,14 +195,16 @@ def _mcsd(
     threshold: float | None = None,
     rule: str | None = None,
     stop: str | None = None,
+    length: str | None = None,
     verifier: str = "rejection",
 ) -> Parts:
     """Multi-candidate speculative decoding (arXiv 2401.06706): a product tree of sampled candidates.
 
     `proposal=resampled` draws them with replacement.
     """
-    drafts = _drafts_of(drafter, _proposal_for(verifier, proposal))
-    policy = shaped(FixedPolicy(tree), decision, threshold, rule, stop, drafter=drafts)
+    drafts = drafts_of(drafter, proposal_for(verifier, proposal))
+    by_length = chosen_length(length, stop, drafter)
+    policy = shaped(FixedPolicy(tree), decision, threshold, rule, stop, by_length, drafter=drafts)
     return Parts(drafts, policy, make_verifier(verifier))
 
 
@@ -224,7 +232,7 @@ def _mcsd_improved_lossy(
             f"root_top_p={root_top_p} is the mass of a nucleus, and roots={roots!r} draws from none; give "
             "roots=nucleus, or leave it out"
         )
-    drafts = _drafts_of(drafter, _proposal_for("rejection", proposal))
+    drafts = drafts_of(drafter, proposal_for("rejection", proposal))
     fixed = FixedPolicy(widths, num_roots)
     policy = shaped(fixed, decision, threshold, rule, stop, drafter=drafts)
     top_p = NUCLEUS if root_top_p is None else root_top_p
@@ -243,6 +251,7 @@ def _mcsd_improved(
     threshold: float | None = None,
     rule: str | None = None,
     stop: str | None = None,
+    length: str | None = None,
     verifier: str = "rejection",
 ) -> Parts:
     """MCSD whose candidates are drawn from the drafter's law mixed with what the target said after the same
@@ -251,8 +260,9 @@ def _mcsd_improved(
     `pair=0:single=0` leaves the target's laws out, `text=0` the text.
     """
     weights = RecallWeights(pair, single, text)
-    drafts = _drafts_of(drafter, _proposal_for(verifier, proposal), weights)
-    policy = shaped(FixedPolicy(tree), decision, threshold, rule, stop, drafter=drafts)
+    drafts = drafts_of(drafter, proposal_for(verifier, proposal), weights)
+    by_length = chosen_length(length, stop, drafter)
+    policy = shaped(FixedPolicy(tree), decision, threshold, rule, stop, by_length, drafter=drafts)
     return Parts(drafts, policy, make_verifier(verifier))
 
 
@@ -285,17 +295,8 @@ def _adaptive(
     copying = NgramDrafter(min_match=min, max_match=max)
     if model is None:
         return Parts(copying, policy, ExactVerifier())
-    drafts = _drafts_of(model, Proposal.COUPLED)
+    drafts = drafts_of(model, Proposal.COUPLED)
     return Parts(HybridDrafter(drafts, copying), policy, ExactVerifier())
-
-
-def _drafts_of(
-    model: Target | EagleHead, proposal: Proposal, recall: RecallWeights | None = None
-) -> EagleDrafter | DraftModelDrafter:
-    """The drafter of a draft model or a head."""
-    if isinstance(model, EagleHead):
-        return EagleDrafter(model, proposal, recall=recall)
-    return DraftModelDrafter(model, proposal, recall=recall)
 
 
 RECIPES: Mapping[str, Callable[..., Parts]] = {
@@ -306,6 +307,8 @@ RECIPES: Mapping[str, Callable[..., Parts]] = {
     "eagle-chain-K": _eagle_chain,
     "eagle": _eagle,
     "eagle2": _eagle2,
+    "adaeagle": adaeagle,
+    "adaeagle-threshold": adaeagle_threshold,
     "hybrid": _hybrid,
     "mcsd": _mcsd,
     "mcsd-improved": _mcsd_improved,
@@ -320,14 +323,3 @@ def _policy(drafter: Drafter, depth: int | None, tree: str | None) -> Policy:
     if tree is not None:
         return FixedPolicy(tree)
     return drafter.default_policy if depth is None else FixedPolicy.chain(depth)
-
-
-def _proposal_for(verifier: str, name: str | None) -> Proposal:
-    """The proposal named, or else what the verifier wants."""
-    if name is None:
-        return Proposal.COUPLED if verifier == "exact" else Proposal.SAMPLED
-    try:
-        return Proposal(name)
-    except ValueError:
-        known = [p.value for p in Proposal]
-        raise ConfigError(f"unknown proposal {name!r}; {suggestion(name, known)}") from None

@@ -50,6 +50,12 @@ class Unroll:
         self._rows = rows
         return output.gather(1, _wide(rows, output))
 
+    def keep(self, places: Tensor, output: Tensor) -> Tensor:
+        """Go on with some of the chosen rows, int64 [B, S] places among them: their outputs [B, S, h]."""
+        self._rows = self._rows.gather(1, places)
+        self._later = [(_kept(key, places), _kept(value, places)) for key, value in self._later]
+        return output.gather(1, _wide(places, output))
+
     def next(self, output: Tensor) -> Tensor:
         """One step more: [B, R, h] -> [B, R, h]."""
         self._step += 1
@@ -90,6 +96,12 @@ def _as_computed(states: Tensor, dtype: torch.dtype) -> Tensor:
 def _wide(rows: Tensor, like: Tensor) -> Tensor:
     """Indices [B, R] as [B, R, h], to gather whole vectors."""
     return rows[..., None].expand(-1, -1, like.shape[-1])
+
+
+def _kept(states: Tensor, places: Tensor) -> Tensor:
+    """[B, H, R, D] of these rows alone, [B, S] -> [B, H, S, D]."""
+    shape = (-1, states.shape[1], -1, states.shape[3])
+    return states.gather(2, places[:, None, :, None].expand(shape))
 
 
 def unrolled_logits(

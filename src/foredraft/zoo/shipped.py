@@ -8,12 +8,22 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
-ShippedKind = Literal["eagle3", "eagle1", "draft-model", "decision-soft", "decision-hard"]
+ShippedKind = Literal[
+    "eagle3",
+    "eagle1",
+    "draft-model",
+    "decision-soft",
+    "decision-hard",
+    "length-eagle3",
+    "length-draft-model",
+]
 DRAFTERS: tuple[ShippedKind, ...] = ("eagle3", "eagle1", "draft-model")
 """Drafters that may ship for a model; heads with the better one first."""
 DECISIONS: tuple[ShippedKind, ...] = ("decision-soft", "decision-hard")
 """Decision models that may ship for a model's drafter."""
-SHIPPED = DRAFTERS + DECISIONS
+LENGTHS: tuple[ShippedKind, ...] = ("length-eagle3", "length-draft-model")
+"""Length predictors that may ship for a model's drafters."""
+SHIPPED = DRAFTERS + DECISIONS + LENGTHS
 """What may ship for a model."""
 WEIGHTS = Path(__file__).parent / "weights"
 """One folder for each model, with one for each kind; each holds config.json and model.safetensors."""
@@ -47,12 +57,23 @@ def shipped_decisions(model_name: str | None = None, *, weights: Path = WEIGHTS)
 
     Without a model, of the first that has one of that name.
     """
+    return _by_name(DECISIONS, model_name, weights)
+
+
+def shipped_lengths(model_name: str | None = None, *, weights: Path = WEIGHTS) -> dict[str, Path]:
+    """The folder of every length predictor that ships, likewise."""
+    return _by_name(LENGTHS, model_name, weights)
+
+
+def _by_name(
+    kinds: tuple[ShippedKind, ...], model_name: str | None, weights: Path
+) -> dict[str, Path]:
     everything = sorted(folder.name for folder in weights.glob("*") if folder.is_dir())
     models = everything if model_name is None else [model_name]
     found = {
         kind: folder
         for model in reversed(models)
-        for kind in DECISIONS
+        for kind in kinds
         if (folder := shipped(model, kind, weights=weights)) is not None
     }
-    return {kind: found[kind] for kind in DECISIONS if kind in found}
+    return {kind: found[kind] for kind in kinds if kind in found}
