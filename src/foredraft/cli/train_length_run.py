@@ -140,12 +140,13 @@ def _draft_weights(models: Models) -> Any:
 def _embeddings(models: Models) -> Embeddings:
     """The drafter's embeddings of tokens, [N] -> [N, root_size]."""
     head = models.head
-    embed = _draft_weights(models).get_input_embeddings() if head is None else head.embed_tokens
-    device: torch.device = embed.weight.device
+    embed: Any = (
+        _draft_weights(models).get_input_embeddings() if head is None else head.embed_tokens
+    )
 
     @torch.no_grad()
     def rows(token_ids: Tensor) -> Tensor:
-        found: Tensor = embed(token_ids.to(device))
+        found: Tensor = embed(token_ids.to(embed.weight.device))
         return found.cpu()
 
     return rows
