@@ -69,7 +69,8 @@ def stopped(shape: Policy, stop: str | None, length: LengthRule | None = None) -
 
 def names_rule(text: str, name: str) -> bool:
     """Whether a rule is among those of a text in the form shown above."""
-    return any(rule == name for part in text.split(ANY) for rule in part.split(ALL))
+    rules = (rule for part in text.split(ANY) for rule in part.split(ALL))
+    return any(rule.partition(VALUE)[0] == name for rule in rules)
 
 
 def read_stop(text: str, longest: int | None = None, length: LengthRule | None = None) -> StopRule:

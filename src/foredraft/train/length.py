@@ -251,7 +251,7 @@ class _Training:
             loss = self._of_positions(self._train, index)
         if not bool(loss.isfinite()):
             raise NumericsError(
-                f"the loss of step {self._step + 1} is {float(loss)}; lower lr (now {options.lr:g})"
+                f"the loss of step {self._step + 1} is {float(loss.detach())}; lower lr (now {options.lr:g})"
             )
         self._optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
