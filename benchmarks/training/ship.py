@@ -1,7 +1,8 @@
 """Copy the drafter of a training run to where it ships with the package.
 
 python benchmarks/training/ship.py RUN KIND      KIND: eagle3, eagle1, draft-model,
-                                                    decision-soft or decision-hard
+                                                    decision-soft, decision-hard, length-eagle3
+                                                    or length-draft-model
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def ship(run: Path, kind: str, model: str = "smollm2") -> Path:
     for name in FILES:
         if (run / name).exists():
             shutil.copyfile(run / name, folder / name)
-    if kind.startswith("decision"):
+    if kind.startswith(("decision", "length")):
         _halve(folder / "model.safetensors")
     recipe = (folder / "recipe.json").read_text(encoding="utf-8")
     (folder / "recipe.json").write_text(FOLDERS.sub("", recipe), encoding="utf-8")

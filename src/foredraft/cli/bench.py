@@ -20,7 +20,7 @@ from foredraft.cli.failures import FAILURE, clear_failures
 from foredraft.cli.interrupts import INTERRUPTED, noticed_interrupts
 from foredraft.config import METHODS, default_of
 from foredraft.errors import ConfigError
-from foredraft.zoo.shipped import SHIPPED
+from foredraft.zoo.shipped import DRAFTERS
 
 if TYPE_CHECKING:
     from foredraft.bench.runner import BenchRun
@@ -59,7 +59,7 @@ def run(
         str | None,
         typer.Option(
             help="The draft model of speculative and hf-assisted, a head, or one that ships for the model "
-            f"({', '.join(SHIPPED)}); methods may name their own instead, as in eagle2:drafter=eagle1."
+            f"({', '.join(DRAFTERS)}); methods may name their own instead, as in eagle2:drafter=eagle1."
         ),
     ] = None,
     limit: Annotated[

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from foredraft.config import METHODS, GenerationOptions
 from foredraft.errors import ConfigError, PromptError
-from foredraft.zoo.shipped import SHIPPED
+from foredraft.zoo.shipped import DRAFTERS
 
 if TYPE_CHECKING:
     from foredraft.engine.engine import Engine
@@ -50,7 +50,7 @@ Drafter = Annotated[
     str | None,
     typer.Option(
         help="none, ngram, a draft model, an EAGLE head's folder, or one that ships for the model: "
-        f"{', '.join(SHIPPED)}."
+        f"{', '.join(DRAFTERS)}."
     ),
 ]
 Tree = Annotated[str | None, typer.Option(help="Children per node and depth, such as 4,2,2.")]
