@@ -298,7 +298,10 @@ def test_ctrl_c_keeps_what_is_finished(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("reproduce", "adaeagle"), "nothing to reproduce called 'adaeagle'"),
+        (("reproduce", "adaeagel"), "nothing to reproduce called 'adaeagel'"),
+        (("reproduce", "adaeagle", "--budget", "8"), "--budget is for improved-mcsd"),
+        (("reproduce", "improved-mcsd", "--structures"), "--structures is for adaeagle"),
+        (("reproduce", "adaeagle", "--drafter", "draft-model"), "is a draft model"),
         (("reproduce", "improved-mcsd", "--temperature", "hot"), "write it like 0,0.7,1"),
         (("reproduce", "improved-mcsd", "--budget", "8.5"), "write it like 8,16"),
         (("reproduce", "improved-mcsd", "--suite", "bultin"), "did you mean 'builtin'"),

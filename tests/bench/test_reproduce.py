@@ -146,7 +146,7 @@ def test_the_paper_has_sizes_as_printed() -> None:
     ("changes", "sentence"),
     [
         ({"paper": "adaeagel"}, "nothing to reproduce called 'adaeagel'"),
-        ({"structures": True}, "structures=True has no meaning for improved-mcsd"),
+        ({"structures": True}, "has no meaning for improved-mcsd"),
         ({"temperatures": (1.0, 1.0)}, "one twice"),
         ({"budgets": (1,)}, "budget of 1"),
         ({"budgets": (8, 8)}, "one twice"),

@@ -38,7 +38,7 @@ def clear_failures() -> Iterator[None]:
         raise typer.Exit(FAILURE) from None
 
 
-FIELDS = {"num_tokens": "tokens", "suites": "suite"}
+FIELDS = {"num_tokens": "tokens", "suites": "suite", "budgets": "budget"}
 """Arguments in Python whose options have other names."""
 GROUPS = (r"options\.", r"loss\.")
 """Before the names of a training's options, where two runs are told apart."""

@@ -73,9 +73,10 @@ class ReproducePlan:
     def _refuse_options_of_others(self) -> None:
         others = {name: paper for paper, of in PAPERS.items() for name in of.options}
         for name, paper in others.items():
-            value = getattr(self, name)
-            if value and paper != self.paper:
-                raise ConfigError(f"{name}={value!r} has no meaning for {self.paper}; leave it out")
+            if getattr(self, name) and paper != self.paper:
+                raise ConfigError(
+                    f"{name}=... is for {paper}, and has no meaning for {self.paper}; leave it out"
+                )
 
     def decision_at(self, temperature: float) -> str | None:
         """The decision model at a temperature: hard ones learnt from greedy answers, soft ones from laws."""

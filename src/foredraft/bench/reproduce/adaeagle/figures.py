@@ -13,7 +13,7 @@ from foredraft.bench.intervals import Interval, named
 from foredraft.bench.modelled import modelled_totals, oracle_totals, read_costs
 from foredraft.bench.plan import PLAIN
 from foredraft.bench.reproduce.adaeagle.line_up import ADAPTIVE, DEEPEST, FIXED_LENGTHS, is_fixed
-from foredraft.bench.rows import ALL, Rows
+from foredraft.bench.rows import ALL, ITSELF, Rows
 from foredraft.bench.speedups import pair, pooled_speedup
 from foredraft.costs import CostTable
 from foredraft.results import Statistics
@@ -54,6 +54,8 @@ def _best(rows: Rows, price: str, suite: str) -> str | None:
 
 def against(run: Run, method: str, rival: str | None, price: str, suite: str = ALL) -> Row:
     """How many times as fast a method is as another on the same prompts, with an interval."""
+    if method == rival:
+        return named("ratio", ITSELF)
     ratio: Interval | None = None
     records = [record for record in run.records if suite in (ALL, record.suite)]
     if rival is not None and price == "measured":

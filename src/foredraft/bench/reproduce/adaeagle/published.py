@@ -18,7 +18,7 @@ mean of its own columns gives."""
 BEST_LENGTH = 63.72
 """Tokens per second of its best fixed length, 3."""
 MAIN = Published(
-    "Mean of MT-Bench, Alpaca, HumanEval, GSM8K, CNN/DM and NQ ; the last two columns are worked out "
+    "Mean of MT-Bench, Alpaca, HumanEval, GSM8K, CNN/DM and NQ; the last two columns are worked out "
     "from its tokens per second",
     ("tau", "tokens/s", "vs plain", "vs best fixed length"),
     {

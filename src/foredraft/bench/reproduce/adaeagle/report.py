@@ -41,7 +41,7 @@ VS_LENGTH = (
 )
 WASTE = (
     *("", "target passes", "draft passes", "drafted in vain"),
-    *("the paper's target calls", "draft calls", "waste"),
+    *("the paper's: target passes", "the paper's: draft passes", "the paper's: in vain"),
 )
 HOST = (
     *("", "draft ms", "of it host", "target ms", "verify ms", "other ms", "drafting's host share"),
@@ -148,7 +148,8 @@ def _summary(pool: Rows, part: Row) -> str:
     """The best fixed length and how far the adaptive policy goes beyond it, in two sentences."""
     labels = {row["method"]: row["label"] for row in pool}
     here, there = (labels.get(part["best_length"][p], NOTHING) for p in ("modelled", "gpu"))
-    said = f"The best fixed length in hindsight is {here} by this machine's costs, {there} by GPU-like ones."
+    gpu = "too" if there == here else there
+    said = f"The best fixed length in hindsight is {here} by this machine's costs, by GPU-like ones {gpu}."
     adaptive = next((row for row in pool if row["method"] == ADAPTIVE), None)
     if adaptive is None or adaptive["modelled_gap_closed"] is None:
         return said
