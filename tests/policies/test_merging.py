@@ -72,10 +72,14 @@ class Reads(Noting):
 
 
 def kept(
-    drafted: DraftTree, copies: DraftTree, shares: Sequence[float], max_nodes: int
+    drafted: DraftTree,
+    copies: DraftTree,
+    shares: Sequence[float],
+    max_nodes: int,
+    least: float = 0.0,
 ) -> list[tuple[int, ...]]:
     """Paths of the copies that are kept; each share is a copy's, given its parent's."""
-    state = MergingPolicy(FixedPolicy("1"), FixedPolicy("1")).start()
+    state = MergingPolicy(FixedPolicy("1"), FixedPolicy("1"), least).start()
     scores = [0.0]
     for node, share in enumerate(shares, 1):
         scores.append(scores[copies.parents[node]] + math.log(share))
@@ -100,6 +104,20 @@ def test_copies_that_the_model_drafts_too_take_no_room() -> None:
     assert kept(tree_of([1, 2]), tree_of([1, 2, 3]), [0.5] * 3, 2) == [(1,), (1, 2)]
 
 
+def test_unlikely_copies_are_left_out() -> None:
+    """Their path counts: 0.8, 0.64 and 0.51."""
+    copies, shares = tree_of([2, 3, 4]), [0.8] * 3
+    assert kept(tree_of([1]), copies, shares, 9, least=0.6) == [(2,), (2, 3)]
+    assert kept(tree_of([1]), copies, shares, 9, least=0.9) == []
+    assert kept(tree_of([2, 3]), copies, shares, 9, least=0.9) == [(2,), (2, 3)]
+
+
+@pytest.mark.parametrize("least", [-0.1, 1, 2.0, math.nan])
+def test_what_is_no_probability_is_refused(least: float) -> None:
+    with pytest.raises(ConfigError, match=f"least={least}"):
+        MergingPolicy(FixedPolicy("1"), FixedPolicy("1"), least)
+
+
 def test_no_room_is_no_copy() -> None:
     assert kept(tree_of([1], [2]), tree_of([3]), [0.9], 2) == []
     assert kept(DraftTree.root_only(ROOT), tree_of([3]), [0.9], 0) == []
@@ -108,13 +126,16 @@ def test_no_room_is_no_copy() -> None:
 @given(
     st.lists(st.floats(0.01, 0.99), min_size=5, max_size=5),
     st.integers(0, 9),
+    st.sampled_from([0.0, 0.2, 0.6]),
 )
-def test_what_is_kept_is_a_tree(shares: list[float], max_nodes: int) -> None:
+def test_what_is_kept_is_a_tree(shares: list[float], max_nodes: int, least: float) -> None:
     copies = tree_of([1, 2, 3], [1, 4], [5])
-    paths = kept(tree_of([1, 2], [6]), copies, shares, max_nodes)
+    paths = kept(tree_of([1, 2], [6]), copies, shares, max_nodes, least)
     assert {path[:-1] for path in paths} <= {(), *paths}
     added = [path for path in paths if path not in {(1,), (1, 2)}]
-    assert len(added) == min(max(max_nodes - 3, 0), 3)
+    room = min(max(max_nodes - 3, 0), 3)
+    assert len(added) <= room
+    assert least or len(added) == room
 
 
 # --- the two policies -------------------------------------------------------------------------------

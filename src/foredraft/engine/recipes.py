@@ -135,6 +135,7 @@ def _hybrid(
     depth: int = 8,
     min: int = 2,
     max: int = 5,
+    least: float = 0.0,
     levels: int | None = None,
     nodes: int | None = None,
     top_k: int | None = None,
@@ -143,14 +144,14 @@ def _hybrid(
     proposal: str | None = None,
     verifier: str = "exact",
 ) -> Parts:
-    """A branch of copies, `depth` long, merged with the tree of a head or draft model.
+    """A branch of copies, `depth` long at most, merged with the tree of a head or draft model.
 
     That is a dynamic tree (`levels`, `nodes`, `top_k`) or the given k-config; stop rules may end it early.
     """
     drafts = drafts_of(model, proposal_for(verifier, proposal))
     drafter = HybridDrafter(drafts, NgramDrafter(min_match=min, max_match=max))
     shape = _model_shape(drafts.proposal, tree, {"levels": levels, "nodes": nodes, "top_k": top_k})
-    policy = MergingPolicy(stopped(shape, stop), FixedPolicy.chain(depth))
+    policy = MergingPolicy(stopped(shape, stop), FixedPolicy.chain(depth), least)
     return Parts(drafter, policy, make_verifier(verifier))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -32,26 +33,33 @@ class MergingPolicy:
     Args:
         model_policy: shapes the model's tree.
         copies_policy: shapes the copies.
+        least: copies whose path is less likely than this are left out, unless the model drafts them too.
 
     Raises:
-        ConfigError: the policy of the copies reads hidden states.
+        ConfigError: the policy of the copies reads hidden states, or `least` is no probability below 1.
     """
 
     kind = PolicyKind.SELECTS
     branches = True
 
-    def __new__(cls, model_policy: Policy, copies_policy: Policy) -> MergingPolicy:
+    def __new__(
+        cls, model_policy: Policy, copies_policy: Policy, least: float = 0.0
+    ) -> MergingPolicy:
         """A `FeatureMergingPolicy` where the model's policy reads hidden states."""
         reads = isinstance(model_policy, FeaturePolicy) and cls is MergingPolicy
         return super().__new__(FeatureMergingPolicy if reads else cls)
 
-    def __init__(self, model_policy: Policy, copies_policy: Policy) -> None:
+    def __init__(self, model_policy: Policy, copies_policy: Policy, least: float = 0.0) -> None:
+        if not 0 <= least < 1:
+            raise ConfigError(
+                f"least={least} is not allowed; give a probability of 0 or more, below 1"
+            )
         if isinstance(copies_policy, FeaturePolicy):
             raise ConfigError(
                 f"{type(copies_policy).__name__} reads the target's hidden states, which copies are not "
                 "shaped by; use another policy for the copies"
             )
-        self.model_policy, self.copies_policy = model_policy, copies_policy
+        self.model_policy, self.copies_policy, self.least = model_policy, copies_policy, least
 
     @property
     def max_nodes(self) -> int:
@@ -90,6 +98,7 @@ class MergingPolicyState:
         self.copies = copies
         self._model, self._own_nodes = model, policy.model_policy.max_nodes
         self._room = policy.max_nodes
+        self._least = math.log(policy.least) if policy.least else -math.inf
         self._offered: tuple[DraftTree, Sequence[float]] | None = None
         self._drafts: tuple[DraftTree, DraftTree] | None = None  # the model's, and the copies kept
 
@@ -108,7 +117,7 @@ class MergingPolicyState:
         return self._model.grow(frontier)
 
     def keep_copies(self, drafted: DraftTree) -> Sequence[int]:
-        """The likeliest copies that there is room for."""
+        """The likeliest copies, as far as they are likely enough and there is room."""
         assert self._offered is not None, "copies are offered before the model drafts"
         copies, scores = self._offered
         merged = merge(drafted, copies)
@@ -116,10 +125,10 @@ class MergingPolicyState:
         room = self._room + 1 - len(own)
         kept = []
         for node in sorted(range(1, len(copies)), key=lambda n: -scores[n]):  # parents come first
-            cost = int(merged.of_second[node] not in own)
-            if cost > room:
+            is_new = merged.of_second[node] not in own
+            if is_new and (room < 1 or scores[node] < self._least):
                 break
-            room -= cost
+            room -= is_new
             kept.append(node)
         self._drafts = drafted, copies.part(kept)
         return kept
