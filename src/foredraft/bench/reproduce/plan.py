@@ -167,12 +167,15 @@ class Paper:
         options: attributes of a plan that no other paper has.
         entries: a plan and a temperature -> the rows.
         notes: a plan -> what does not take part.
+        lossy: whether methods change the answers, which are then scored, and draft trees as wide as those of
+            multi-candidate papers.
     """
 
     temperatures: tuple[float, ...]
     options: tuple[str, ...]
     entries: Callable[[ReproducePlan, float], tuple[Entry, ...]]
     notes: Callable[[ReproducePlan], tuple[str, ...]] = lambda plan: ()
+    lossy: bool = False
 
 
 def _mcsd_entries(plan: ReproducePlan, temperature: float) -> tuple[Entry, ...]:
@@ -197,7 +200,7 @@ def _length_notes(plan: ReproducePlan) -> tuple[str, ...]:
 
 
 PAPERS: Mapping[str, Paper] = {
-    IMPROVED_MCSD: Paper((0.0, 0.7, 1.0), ("budgets", "decision"), _mcsd_entries),
+    IMPROVED_MCSD: Paper((0.0, 0.7, 1.0), ("budgets", "decision"), _mcsd_entries, lossy=True),
     ADAEAGLE: Paper((0.0,), ("structures", "predictors"), _length_entries, _length_notes),
 }
 """By name."""

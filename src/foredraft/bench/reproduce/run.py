@@ -8,7 +8,7 @@ from pathlib import Path
 from foredraft.bench.field import enter_field
 from foredraft.bench.folder import RunFolder
 from foredraft.bench.papers import Progress, measure_many, measure_wide
-from foredraft.bench.reproduce.plan import IMPROVED_MCSD, ReproducePlan
+from foredraft.bench.reproduce.plan import PAPERS, ReproducePlan
 from foredraft.bench.runner import BenchRun, Measure
 from foredraft.bench.scoring import Scores, enter_scored
 
@@ -36,7 +36,7 @@ class ReproduceRun:
         measure: Measure | None = None,
     ) -> None:
         self.plan, self.path = plan, path
-        lossy = plan.paper == IMPROVED_MCSD
+        lossy = PAPERS[plan.paper].lossy
         self._runs = {
             name: BenchRun(
                 run,
