@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from foredraft.bench.folder import Run
+from foredraft.bench.own_host import with_own_host
 from foredraft.bench.plan import PLAIN
 from foredraft.bench.priced_twice import document_of
 from foredraft.bench.report_tables import per_token
@@ -65,18 +66,21 @@ HOW_TO_READ = f"""
 - *oracle*: the chain of {LONGEST}, each draft cut to what was accepted: the run of a predictor that always
   knows. It bounds chains of up to {LONGEST} tokens, not trees and copies (docs/metrics.md). *Of the gap to
   the oracle*: the share of the way from the best fixed length to it, in tokens per second.
+- In modelled time a method's host work is the lower quartile over its own rounds of this run, which hundreds
+  of rounds show better than the few of a calibration.
 - tau = 1 + accepted per round, of rounds that no stop cut short. All suites are pooled: prompts with longer
   answers weigh more, where the paper takes the mean of six sets.
 - *drafting's host share*: what the host does in a round beyond its work in plain decoding (drafting without
   the head's passes, verification, stop rules), as a share of the round; the policy's cost is part of it. By
   the clock the head's passes are taken off as the cost table prices them, so a busy machine shows in it;
-  *by the table* is measured apart, in short answers.
+  *by the table* is the lower quartile.
 - The published figures are of another model, head and machine.
 """
 
 
 def _part(plan: ReproducePlan, run: Run, folder: Path, temperature: float) -> dict[str, Any]:
     """One temperature."""
+    run = with_own_host(run)
     document = document_of(run, GPU_COSTS)
     labels = {entry.method: entry.label for entry in plan.entries(temperature)}
     plain_rows: Rows = document["rows"]
