@@ -1,5 +1,5 @@
 #!/bin/bash
-# Makes drafters for smollm2 from nothing but the model: a corpus, two EAGLE heads, a draft model, decision models.
+# Makes drafters for smollm2 from nothing but the model: a corpus, two EAGLE heads, a draft model, decision models, a length predictor.
 # Each command goes on where it was stopped when it is run again.
 #
 #   bash benchmarks/training/smollm2.sh FOLDER [TOKENS] [MINUTES]
@@ -29,6 +29,9 @@ for kind in soft hard; do # they say where drafts of the draft model that ships 
   "$foredraft" train decision --model smollm2 --data "$out/corpus" --kind "$kind" --resume --out "$out/decision-$kind"
 done
 
-for kind in eagle3 eagle1 draft-model decision-soft decision-hard; do
+"$foredraft" train length-predictor --model smollm2 --data "$out/corpus" --drafter "$out/eagle3" --positions 66000 \
+  --draft-cost 0.085 --resume --out "$out/length-eagle3"
+
+for kind in eagle3 eagle1 draft-model decision-soft decision-hard length-eagle3; do
   ls -l "$out/$kind"/{config.json,model.safetensors,recipe.json}
 done
