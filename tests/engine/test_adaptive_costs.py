@@ -29,6 +29,7 @@ OTHER = make_head(MODEL, "eagle3", seed=1)
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FOREDRAFT_HOME", str(tmp_path))
+    monkeypatch.setattr(adaptive_costs, "BUSY_SPREAD", 1e9)  # this machine may be busy
     return tmp_path
 
 
@@ -100,6 +101,17 @@ def test_a_longer_calibration_is_what_is_read() -> None:
     engine, lines = told(unpriced())
     assert not lines
     assert prices_of(engine) == Prices(passes, level, 0.125, 0.0625)
+
+
+def test_what_was_measured_on_a_busy_machine_is_not_kept(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adaptive_costs, "BUSY_SPREAD", -1.0)
+    assert told(unpriced(None))[1]
+    assert not (home / FOLDER).exists()
+    monkeypatch.undo()
+    monkeypatch.setenv("FOREDRAFT_HOME", str(home))
+    assert told(unpriced(None))[1]
 
 
 def test_other_methods_are_left_as_they_are() -> None:

@@ -1,7 +1,8 @@
 """What the adaptive policy pays with: prices of this machine, measured at first use and kept.
 
 The table is kept by the weights of the target and of what drafts, and by what changes costs (device, dtype,
-threads, versions; see `cost_files`). Measuring takes a few seconds, once.
+threads, versions; see `cost_files`). Measuring takes a few seconds, once; what was measured on a busy machine
+is used and not kept.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 from torch import nn
 
 from foredraft.backends.identity import DIGITS, weights_digest
-from foredraft.costs import CostTable, DraftCosts
+from foredraft.costs import BUSY_SPREAD, CostTable, DraftCosts
 from foredraft.engine.calibration import calibrate, draft_model
 from foredraft.engine.cost_files import dtype_of, load_costs, save_costs
 from foredraft.engine.engine import Engine
@@ -55,7 +56,7 @@ def with_prices(
     if table is None:
         report("measuring what passes cost on this machine (once)")
         table = _measure(engine, key)
-        if keep:
+        if keep and table.provenance["spread"] <= BUSY_SPREAD:  # else the next start measures again
             keep_costs(table, engine)
     priced = policy.priced(Prices.of(table, key))
     return Engine(engine.target, engine.drafter, priced, engine.verifier, engine.tokenizer)

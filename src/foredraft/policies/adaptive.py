@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from foredraft.errors import ConfigError
 from foredraft.policies.dynamic import scores_of
-from foredraft.policies.prices import LivePrices, Prices
+from foredraft.policies.prices import Correction, LivePrices, Prices
 from foredraft.policies.survival import (
     NO_COPIES,
     NO_COPY,
@@ -55,7 +55,7 @@ class AdaptivePolicy:
         depth: levels of the model's draft at most.
         top_k: children looked at of each node, and nodes of a level that get children, at most.
         copies: length of the branch of copies at most.
-        refine: correct prices by the rounds' own times; False gives equal texts equal drafts.
+        refine: correct prices by the times of all requests' rounds; False gives equal texts equal drafts.
 
     Raises:
         ConfigError: a number below 1.
@@ -87,7 +87,7 @@ class AdaptivePolicy:
                 )
         self.prices, self.calibration = prices, calibration or Calibration()
         self.max_nodes, self.depth, self.top_k, self.copies = nodes, depth, top_k, copies
-        self.refine = refine
+        self.correction = Correction() if refine else None
 
     def priced(self, prices: Prices) -> AdaptivePolicy:
         """The same policy with other prices."""
@@ -98,7 +98,7 @@ class AdaptivePolicy:
             depth=self.depth,
             top_k=self.top_k,
             copies=self.copies,
-            refine=self.refine,
+            refine=self.correction is not None,
         )
 
     def start(self) -> AdaptiveState | AdaptiveCopiesState:
@@ -110,7 +110,7 @@ class _Market:
     """What a token and a second are worth in this request."""
 
     def __init__(self, policy: AdaptivePolicy) -> None:
-        self.prices = LivePrices(policy.prices, refine=policy.refine)
+        self.prices = LivePrices(policy.prices, policy.correction)
         self._tokens = FIRST_ROUNDS * FIRST_SPEEDUP
         self._seconds = 0.0
 

@@ -15,6 +15,8 @@ ASSUMED_LEVEL = 0.1
 """Of a target pass, where nothing was measured."""
 LEARNING_RATE = 0.05
 """Of live corrections: some 20 rounds count."""
+FLAT_SHARE = 0.05
+"""Passes whose rows add less than this share of one row's say little of what rows cost."""
 MOST_CORRECTION = 3.0
 """A price is never taken for more than so many times dearer or cheaper than it was measured."""
 
@@ -48,20 +50,44 @@ class Prices:
         return cls(PassCosts((1,), (0,), ((1.0,),)), level)
 
 
-class LivePrices:
-    """Prices of one request, corrected by how long its own rounds take.
+class Correction:
+    """How a machine's rounds differ from what was measured, learnt from all requests of a policy.
 
-    Targets and drafts have one factor each: what the machine is busy with makes all passes of a model dearer
-    alike, and the shape of the table stays.
+    Targets and drafts have a factor each: what a machine is busy with makes all passes of a model dearer
+    alike. A third one is of what rows add to the target's pass, which a measurement beside other work gets
+    wrong first.
+
+    Requests in several threads may learn at the same time; a lost step is no harm.
+    """
+
+    def __init__(self) -> None:
+        self.target = self.draft = self.rows = 1.0
+
+    def learn_target(self, seconds: float, one_s: float, added_s: float) -> None:
+        """A pass took so long, where `one_s` was measured for one row and `added_s` for the others."""
+        priced_s = self.target * (one_s + self.rows * added_s)
+        self.target = _corrected(self.target, seconds, priced_s)
+        bounded_s = min(seconds, MOST_CORRECTION * priced_s)
+        missing_s = bounded_s / self.target - one_s - self.rows * added_s
+        step = LEARNING_RATE * missing_s * added_s / (added_s**2 + (FLAT_SHARE * one_s) ** 2)
+        self.rows = _bounded(self.rows + step)
+
+    def learn_draft(self, seconds: float, priced_s: float) -> None:
+        """A draft took so long, where `priced_s` was measured for it."""
+        self.draft = _corrected(self.draft, seconds, self.draft * priced_s)
+
+
+class LivePrices:
+    """Prices of one request, as rounds have corrected them.
 
     Args:
         prices: as measured before.
-        refine: correct them; False keeps them, so that equal texts get equal drafts.
+        correction: to go by and to teach; None keeps prices, so that equal texts get equal drafts.
     """
 
-    def __init__(self, prices: Prices, *, refine: bool) -> None:
-        self._prices, self._refine = prices, refine
-        self._target = self._draft = 1.0
+    def __init__(self, prices: Prices, correction: Correction | None = None) -> None:
+        self._prices, self._teaches = prices, correction
+        self._correction = correction or Correction()
         self._bucket, self._passes, self._levels = -1, [0.0], [0.0]
 
     def at(self, context: int) -> None:
@@ -72,13 +98,12 @@ class LivePrices:
 
     def pass_s(self, rows: int) -> float:
         """Seconds of a target pass of so many rows."""
-        return self._target * self._read(self._prices.target, self._passes, rows)
+        one_s, added_s = self._parts(rows)
+        return self._correction.target * (one_s + self._correction.rows * added_s)
 
     def level_s(self, rows: int) -> float:
         """Seconds of a draft pass of so many rows; 0 where drafts cost none."""
-        if self._prices.level is None:
-            return 0.0
-        return self._draft * self._read(self._prices.level, self._levels, rows)
+        return self._correction.draft * self._measured_level_s(rows)
 
     def round_s(self, rows: int, draft_rows: Sequence[int], *, drafted: bool) -> float:
         """Seconds of a round: the target's pass, draft passes and the host."""
@@ -88,13 +113,22 @@ class LivePrices:
 
     def learn(self, outcome: RoundOutcome) -> None:
         """Correct prices by what a round took; its context is the one that was set last."""
-        if not self._refine:
+        if self._teaches is None:
             return
-        rows, draft_rows = len(outcome.tree), outcome.tree.draft_rows
-        self._target = _corrected(self._target, outcome.target_s, self.pass_s(rows))
-        if draft_rows:
-            priced_s = sum(map(self.level_s, draft_rows)) + self._prices.draft_host_s
-            self._draft = _corrected(self._draft, outcome.draft_s, priced_s)
+        self._teaches.learn_target(outcome.target_s, *self._parts(len(outcome.tree)))
+        if outcome.tree.draft_rows:
+            levels_s = sum(map(self._measured_level_s, outcome.tree.draft_rows))
+            self._teaches.learn_draft(outcome.draft_s, levels_s + self._prices.draft_host_s)
+
+    def _parts(self, rows: int) -> tuple[float, float]:
+        """Measured seconds of a pass of one row, and what the other rows add."""
+        one_s = self._read(self._prices.target, self._passes, 1)
+        return one_s, self._read(self._prices.target, self._passes, rows) - one_s
+
+    def _measured_level_s(self, rows: int) -> float:
+        if self._prices.level is None:
+            return 0.0
+        return self._read(self._prices.level, self._levels, rows)
 
     def _read(self, costs: PassCosts, known: list[float], rows: int) -> float:
         while len(known) <= min(rows, MAX_TREE_NODES):
@@ -104,7 +138,10 @@ class LivePrices:
 
 def _corrected(factor: float, seconds: float, priced_s: float) -> float:
     """The factor, nearer to what would have priced this round right."""
-    ratio = seconds / priced_s if priced_s > 0 else 1.0
-    ratio = min(max(ratio, 1 / MOST_CORRECTION), MOST_CORRECTION)
+    ratio = _bounded(seconds / priced_s) if priced_s > 0 else 1.0
     moved: float = factor * ratio**LEARNING_RATE
-    return min(max(moved, 1 / MOST_CORRECTION), MOST_CORRECTION)
+    return _bounded(moved)
+
+
+def _bounded(factor: float) -> float:
+    return min(max(factor, 1 / MOST_CORRECTION), MOST_CORRECTION)
