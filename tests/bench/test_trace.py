@@ -482,7 +482,7 @@ def test_the_answer_is_the_one_of_generate(folder: Path, tmp_path: Path) -> None
     )
     document = json.loads(data.read_text(encoding="utf-8"))
     assert document["text"] == result.text
-    assert document["method"] == "ngram"
+    assert document["method"] == "adaptive"
 
 
 @pytest.mark.parametrize(

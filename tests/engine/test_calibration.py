@@ -536,7 +536,7 @@ def test_the_command_shows_and_keeps_its_table(home: Path, folder: Path, tmp_pat
     out = tmp_path / "costs.json"
     done = run("--model", folder, *FAST, "--out", out)
     assert done.exit_code == 0, done.stderr
-    for part in ("16 tokens", "64 tokens", "(1.00)", "a pass of 4 rows", "A draft of ngram costs"):
+    for part in ("16 tokens", "64 tokens", "(1.00)", "a pass of 4 rows", "A draft of adaptive costs"):
         assert part in done.stdout
     kept = load_costs(str(folder), "float32", "cpu")
     assert kept == CostTable.from_dict(json.loads(out.read_text()))
@@ -547,7 +547,7 @@ def test_the_command_shows_and_keeps_its_table(home: Path, folder: Path, tmp_pat
 def test_the_last_line_is_the_table_and_a_draft_model_has_levels(home: Path, folder: Path) -> None:
     done = run("--model", folder, "--drafter", folder, *FAST, "--json")
     table = CostTable.from_dict(json.loads(done.stdout.splitlines()[-1]))
-    passes = table.drafts["speculative"].passes
+    passes = table.drafts["adaptive"].passes
     assert passes is not None
     assert passes.nodes == (1, 4)
 

@@ -68,7 +68,7 @@ def test_what_can_be_predicted_is_learnt(form: dict[str, Any], tmp_path: Path) -
     result = fit(planted(60), tmp_path, epochs=epochs, under_weight=None, **form)
     assert result.finished
     guess = length_figures(torch.full((100,), 2), torch.arange(100) % 5).mae  # 1.2
-    assert result.held_out.mae < 0.75 * guess
+    assert result.held_out.mae < 0.9 * guess
     assert result.rounds is not None
     read = read_length(tmp_path)
     assert (read.config.arch, read.config.loss) == (form.get("arch", "mlp"), form.get("loss", "l1"))
