@@ -29,7 +29,7 @@ for kind in soft hard; do # they say where drafts of the draft model that ships 
   "$foredraft" train decision --model smollm2 --data "$out/corpus" --kind "$kind" --resume --out "$out/decision-$kind"
 done
 
-"$foredraft" train length-predictor --model smollm2 --data "$out/corpus" --drafter "$out/eagle3" --positions 66000 \
+"$foredraft" train length-predictor --model smollm2 --data "$out/corpus" --drafter "$out/eagle3" --positions 160000 \
   --draft-cost 0.085 --resume --out "$out/length-eagle3"
 
 for kind in eagle3 eagle1 draft-model decision-soft decision-hard length-eagle3; do
