@@ -536,7 +536,13 @@ def test_the_command_shows_and_keeps_its_table(home: Path, folder: Path, tmp_pat
     out = tmp_path / "costs.json"
     done = run("--model", folder, *FAST, "--out", out)
     assert done.exit_code == 0, done.stderr
-    for part in ("16 tokens", "64 tokens", "(1.00)", "a pass of 4 rows", "A draft of adaptive costs"):
+    for part in (
+        "16 tokens",
+        "64 tokens",
+        "(1.00)",
+        "a pass of 4 rows",
+        "A draft of adaptive costs",
+    ):
         assert part in done.stdout
     kept = load_costs(str(folder), "float32", "cpu")
     assert kept == CostTable.from_dict(json.loads(out.read_text()))
