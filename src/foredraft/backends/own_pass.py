@@ -7,12 +7,13 @@ stays what it was, to the last rounding.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
+T = TypeVar("T")
 _state = threading.local()
 
 
@@ -25,6 +26,7 @@ def own_pass() -> Iterator[None]:
         yield
     finally:
         _state.active, _state.kept = before, None
+        _state.made = {}
 
 
 def in_own_pass() -> bool:
@@ -40,3 +42,21 @@ def keep(value: Any) -> None:
 def kept() -> Any:
     """What was held last, or None."""
     return getattr(_state, "kept", None)
+
+
+def once(source: Any, key: Hashable, make: Callable[[], T]) -> T:
+    """What the layers of one pass all need of the same object, made by the first of them.
+
+    Args:
+        source: what it is made of. It is held until the pass ends, so that no other takes its identity.
+        key: what else it depends on.
+        make: makes it.
+    """
+    made = getattr(_state, "made", None)
+    if made is None:
+        made = _state.made = {}
+    place = (id(source), key)
+    if place not in made:
+        made[place] = (source, make())
+    found: T = made[place][1]
+    return found

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from foredraft.backends.kv_layout import KVLayout, LayerLayout
+from foredraft.backends.split_attention import mark_context
 
 INITIAL_NODES = 64
 TREES_KEPT = 4
@@ -184,10 +185,11 @@ class TreeMasks:
         visible = rows.new_ones(stop - first, held + stop)
         visible[:, held:] = rows
         window = kind.layout.window
-        if window is not None and length + topology.deepest(first, stop) >= window:
+        cut = window is not None and length + topology.deepest(first, stop) >= window
+        if cut:
             visible &= _near(kind, topology, length, first, stop)
         if self._float_dtype is None:
-            return visible[None, None]
+            return mark_context(visible[None, None], 0 if cut else held)
         # The lowest finite number, not -inf: eager attention makes NaN of a row of -inf.
         lowest = torch.finfo(self._float_dtype).min
         mask = torch.zeros(visible.shape, dtype=self._float_dtype, device=visible.device)
