@@ -3,7 +3,8 @@
 The query heads that share a key-value head become further rows of one product, under the same mask. On a
 CPU, `scaled_dot_product_attention` with `enable_gqa`, or with repeated keys, copies what it reads.
 
-The mask is folded, and made additive, once a pass: the library would do it anew in every layer.
+In a pass over several sequences each attends to its own cache (`joint_pass`). The mask is folded, and made
+additive, once a pass: the library would do it anew in every layer.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from foredraft.backends.own_pass import in_own_pass, once
+from foredraft.backends.own_pass import in_own_pass, joint_pass, once
 from foredraft.backends.split_attention import context_rows, split_attention, splits
 
 SDPA = "sdpa"
@@ -52,6 +53,25 @@ def grouped_attention(
     Returns:
         [B, N, Hq, D], and no weights.
     """
+    joint = joint_pass()
+    if joint is None or not joint.is_apart:
+        return _attend(module, query, key, value, attention_mask, given)
+    attended = [
+        _attend(module, query[:, :, part], keys, values, mask, given)[0]
+        for part, keys, values, mask in joint.seen(key, attention_mask)
+    ]
+    return torch.cat(attended, 1), None
+
+
+def _attend(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    given: dict[str, Any],
+) -> tuple[Tensor, None]:
+    """Attention of one sequence; arguments as in `grouped_attention`."""
     rows, groups = query.shape[2], query.shape[1] // key.shape[1]
     split = splits(query, attention_mask)
     ours = in_own_pass() and (split or (groups > 1 and query.device.type == "cpu"))

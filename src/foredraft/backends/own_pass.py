@@ -18,20 +18,26 @@ _state = threading.local()
 
 
 @contextmanager
-def own_pass() -> Iterator[None]:
-    """Inside, this thread's passes are ours."""
-    before = getattr(_state, "active", False)
-    _state.active = True
+def own_pass(joint: Any = None) -> Iterator[None]:
+    """Inside, this thread's passes are ours; `joint` is what layers are to know of one over several
+    sequences (`joint_pass.JointPass`)."""
+    before = getattr(_state, "active", False), getattr(_state, "joint", None)
+    _state.active, _state.joint = True, joint
     try:
         yield
     finally:
-        _state.active, _state.kept = before, None
-        _state.made = {}
+        _state.active, _state.joint = before
+        _state.kept, _state.made = None, {}
 
 
 def in_own_pass() -> bool:
     """Whether this thread is inside `own_pass`; never in what is being compiled, which others may run."""
     return not torch.compiler.is_compiling() and getattr(_state, "active", False)
+
+
+def joint_pass() -> Any:
+    """The pass over several sequences that this thread is inside, or None."""
+    return getattr(_state, "joint", None)
 
 
 def keep(value: Any) -> None:

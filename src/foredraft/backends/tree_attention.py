@@ -152,6 +152,11 @@ class TreeMasks:
             return None
         return cls(_kinds_of(config, layout), None if attention == "sdpa" else dtype)
 
+    @property
+    def layer_types(self) -> list[str | None]:
+        """Names of the kinds of layers; None of a model that does not tell them apart."""
+        return [kind.layer_type for kind in self._kinds]
+
     def build(
         self, topology: Topology, length: int, first: int, stop: int
     ) -> Tensor | dict[str, Tensor] | None:
@@ -164,12 +169,16 @@ class TreeMasks:
         """
         if stop - first == 1 and self._sees_all(topology, length, first):
             return None
-        masks = {
+        masks = self.by_kind(topology, length, first, stop)
+        return masks.get(None, masks)  # type: ignore[return-value, arg-type]
+
+    def by_kind(
+        self, topology: Topology, length: int, first: int, stop: int
+    ) -> dict[str | None, Tensor]:
+        """The masks by layer type, also for a row that sees all; arguments as in `build`."""
+        return {
             kind.layer_type: self._mask(kind, topology, length, first, stop) for kind in self._kinds
         }
-        if None in masks:
-            return masks[None]
-        return {name: mask for name, mask in masks.items() if name is not None}
 
     def _sees_all(self, topology: Topology, length: int, node: int) -> bool:
         """Whether one new row may attend to every row that any layer's cache hands out."""
