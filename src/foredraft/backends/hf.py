@@ -21,8 +21,11 @@ from foredraft.backends.joint_pass import Joining
 from foredraft.backends.kv_cache import KVCache
 from foredraft.backends.tree_attention import TreeMasks
 from foredraft.errors import ModelError
+from foredraft.meeting import Serve
 
 PROBE_CAPACITY = 64
+SPARE_CACHES = 8
+"""Buffers of finished sequences that are kept for the next ones."""
 
 __all__ = ["ForwardPass", "HFState", "HFTarget", "ShownState", "TappedState"]
 
@@ -60,8 +63,8 @@ class HFTarget:
         self._context_length = hf_facts.context_length(hf_facts.text_config(model))
         self._eos_token_ids = hf_facts.eos_token_ids(model, tokenizer)
         self._accelerators = [d for d in hf_facts.devices(model) if d.type != "cpu"]
-        # One cache to reuse. A deque's pop and append are atomic, so threads may share the target.
-        self._spare: deque[KVCache] = deque(maxlen=1)
+        # Caches to reuse. A deque's pop and append are atomic, so threads may share the target.
+        self._spare: deque[KVCache] = deque(maxlen=SPARE_CACHES)
         self.taps = Taps(model)
         self.head_inputs = HeadInputs(model)
         self.layout = hf_probe.learn_layout(model, self.device)
@@ -139,6 +142,11 @@ class HFTarget:
             yield Shown(states, heads)
 
     @property
+    def serve(self) -> Serve:
+        """What its states ask to score their nodes; see `JoiningTarget`."""
+        return self.passes.run
+
+    @property
     def joining(self) -> Joining | None:
         """How one pass joins rows of several sequences; None where each needs a pass of its own.
 
@@ -174,6 +182,7 @@ class HFTarget:
         finally:
             for state in states:
                 state.close()
+            self._spare.clear()  # buffers of this size are of no use to anybody
         return error <= hf_probe.tolerance(self.model.dtype)
 
     def synchronize(self) -> None:

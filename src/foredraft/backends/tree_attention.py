@@ -170,7 +170,7 @@ class TreeMasks:
         if stop - first == 1 and self._sees_all(topology, length, first):
             return None
         masks = self.by_kind(topology, length, first, stop)
-        return masks.get(None, masks)  # type: ignore[return-value, arg-type]
+        return masks.get(None, masks)  # type: ignore[arg-type]
 
     def by_kind(
         self, topology: Topology, length: int, first: int, stop: int

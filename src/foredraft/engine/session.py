@@ -12,6 +12,8 @@ from foredraft.engine.contracts import check_draft, check_verdict
 from foredraft.engine.open_roots import PendingLaw
 from foredraft.engine.stopping import StopState, Taken
 from foredraft.protocols import (
+    Company,
+    CompanyState,
     DraftContext,
     DrafterState,
     DraftLimits,
@@ -102,6 +104,11 @@ class Session:
     def _pass(self, tree: DraftTree) -> Tensor:
         self._passes += 1
         return self.target.score(tree.token_ids, tree.parents)
+
+    def join(self, company: Company) -> None:
+        """Tell the policy who shares the passes of the next round."""
+        if self._drafting is not None and isinstance(self._drafting.policy, CompanyState):
+            self._drafting.policy.join(company)
 
     def draft(self) -> DraftTree:
         """This round's tree; the roots alone when there is no drafter or no room for a draft."""
