@@ -53,6 +53,6 @@ class TextVocabulary:
         self._more = (rows if self._more is None else self._more.then(rows)).last(self._room)
         self._ids = torch.cat([own, torch.tensor(list(self._added)).to(own)])
 
-    def logits(self, output: Tensor) -> Tensor:
-        """The law after rows of the head, [.., h] -> [.., Vd + E], before any softmax."""
-        return self._head.logits(output, self._more)
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The law of what `EagleHead.final` gave, [.., h] -> [.., Vd + E], before any softmax."""
+        return self._head.project(hidden, self._more)
