@@ -24,6 +24,7 @@ from foredraft.drafters.eagle.cache import HeadCache
 from foredraft.drafters.eagle.head import EagleHead
 from foredraft.drafters.eagle.other_rows import OtherRows
 from foredraft.drafters.eagle.rotary import RotaryTable
+from foredraft.drafters.eagle.shared_head import Rows, SharedHead
 from foredraft.drafters.eagle.vocabulary import TextVocabulary
 from foredraft.drafters.growth import grow_tree
 from foredraft.drafters.law_candidates import LawCandidates
@@ -62,6 +63,7 @@ class EagleDrafter:
         self.window = head.config.max_position_embeddings if window is None else window
         self.proposals = frozenset({proposal})
         self.rotary = RotaryTable(head)
+        self.shared = SharedHead(self.head)
 
     @cached_property
     def others(self) -> OtherRows | None:
@@ -112,7 +114,7 @@ class EagleState:
     """The head's cache of one request. After every round it holds rows of true features alone."""
 
     def __init__(self, drafter: EagleDrafter, capacity: int, take_features: TakeFeatures) -> None:
-        self._drafter, self._head = drafter, drafter.head
+        self._drafter, self._head, self._shared = drafter, drafter.head, drafter.shared
         self._memory = Recall.of(drafter.recall)
         self._take_features = take_features
         head = drafter.head
@@ -188,7 +190,8 @@ class EagleState:
         else:
             output = self._root(context.token_ids, builder)
         self._read = self._head.final(output)
-        return self._vocabulary.logits(self._read).to(self._device)
+        logits = self._shared.project(self._read, self._vocabulary.more)
+        return logits.to(self._device)
 
     def _last_hidden(self) -> Tensor | None:
         """What the language-model head read in the last pass, [T, h], on the target's device."""
@@ -205,7 +208,7 @@ class EagleState:
             builder.count_pass(len(features) - 1)
             self._add_text(features[:-1], text[known + 1 :])
         self._waiting = [features[-1:]]
-        hidden = self._head.fuse(features[-1:]).expand(len(nodes), -1)
+        hidden = self._shared.fuse(features[-1:]).expand(len(nodes), -1)
         return self._draft(nodes, builder, hidden, [-1] * len(nodes), first=0)
 
     def _root(self, text: Sequence[int], builder: TreeBuilder) -> Tensor:
@@ -223,12 +226,13 @@ class EagleState:
         """Commit the rows of features [n, F] and of the tokens after them; the last output, [1, h]."""
         output = features
         for start in range(0, len(features), MAX_TREE_NODES):
-            hidden = self._head.fuse(features[start : start + MAX_TREE_NODES])
+            hidden = self._shared.fuse(features[start : start + MAX_TREE_NODES])
             first, stop = self._cache.length, self._cache.length + len(hidden)
             tokens = list(token_ids[start : start + len(hidden)])
             rotary = self._drafter.rotary.rows(first, stop)
             embeds = self._embed(tokens)
-            output = self._head.step(embeds, hidden[None], rotary, self._cache.attend_to_text)[0]
+            rows = Rows(embeds, hidden[None], rotary, self._cache.attend_to_text)
+            output = self._shared.step(rows)[0]
         return output[-1:]
 
     def _deeper(self, nodes: Sequence[int], builder: TreeBuilder, above: _Level) -> Tensor:
@@ -260,7 +264,8 @@ class EagleState:
         rotary = self._drafter.rotary.rows(position, position + 1)  # of all of the level
         embeds = self._embed([builder.token_ids[node] for node in nodes])
         builder.count_pass(len(nodes))
-        output = self._head.step(embeds, hidden[None], rotary, self._cache.attend_to_draft)[0]
+        rows = Rows(embeds, hidden[None], rotary, self._cache.attend_to_draft)
+        output = self._shared.step(rows)[0]
         place = {node: row for row, node in enumerate(nodes)}
         self._level = _Level(place, output, first)
         return output

@@ -178,14 +178,20 @@ class EagleHead(nn.Module):
 
     def project(self, hidden: Tensor, more: LmRows | None = None) -> Tensor:
         """As `logits`, of what `final` gave."""
+        return self.beside(self.products(hidden), hidden, more)
+
+    def products(self, hidden: Tensor) -> Tensor:
+        """What `beside` makes logits of, [.., h] -> [.., Vd]: the part of `project` that reads weights."""
         if self.own_lm_head:
-            return _beside(self.lm_head(hidden), hidden, more)
+            products: Tensor = self.lm_head(hidden)
+            return products
         if self.lm_rows is not None:
-            products = F.linear(hidden, self.lm_rows, self.lm_bias)
-            return self.ends.finish(_beside(products, hidden, more))
+            return F.linear(hidden, self.lm_rows, self.lm_bias)
         return self.ends.logits(hidden)
 
-
-def _beside(products: Tensor, hidden: Tensor, more: LmRows | None) -> Tensor:
-    """Products [.., Vd], and behind them those of E other rows."""
-    return products if more is None else torch.cat([products, more.logits(hidden)], -1)
+    def beside(self, products: Tensor, hidden: Tensor, more: LmRows | None) -> Tensor:
+        """Logits [.., Vd + E] from products [.., Vd], and from those of E other rows."""
+        if self.own_lm_head or self.lm_rows is not None:
+            logits = products if more is None else torch.cat([products, more.logits(hidden)], -1)
+            return logits if self.own_lm_head else self.ends.finish(logits)
+        return products
