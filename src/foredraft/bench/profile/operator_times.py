@@ -7,6 +7,7 @@ takes, without the profiler, beyond all of its operators.
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ SCOPE = "foredraft place: "
 BETWEEN = "between operators"
 RUNTIME = ("cuda", "cu", "hip", "xpu")
 """Calls of a device's runtime, which are part of the operator that made them."""
+STDERR = 2
 PROFILED_PASSES = 5
 MOST_LISTED = 12
 """Operators that are listed by name."""
@@ -55,10 +57,24 @@ def profile_operators(
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_device else [])]
     with places(model):
         run()
-        with profile(activities=activities) as seen:
+        with _hushed(), profile(activities=activities) as seen:
             for _ in range(passes):
                 run()
     return summed(seen.events() or (), passes, on_device)
+
+
+@contextmanager
+def _hushed() -> Iterator[None]:
+    """Nothing on the process's stderr inside: the profiler's library tells there that it starts and stops."""
+    kept = os.dup(STDERR)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, STDERR)
+        yield
+    finally:
+        os.dup2(kept, STDERR)
+        os.close(kept)
+        os.close(nowhere)
 
 
 @contextmanager

@@ -30,7 +30,12 @@ class Section:
 
 def sections(document: Document) -> list[Section]:
     """All tables of a profile that have something to say, in order."""
-    found = [_passes(document), *map(_operators, document["operators"]), _decoding(document)]
+    found = [
+        _headlines(document),
+        _passes(document),
+        *map(_operators, document["operators"]),
+        _decoding(document),
+    ]
     found += list(_rounds(document))
     memory = document["memory"]
     return [*found, *([] if memory is None else [_memory(memory)])]
@@ -53,6 +58,25 @@ def markdown(document: Document, plots: Sequence[str] = ()) -> str:
             *section.remarks,
         ]
     return "\n\n".join([*parts, "## Provenance", _provenance(made)]) + "\n"
+
+
+def _headlines(document: Document) -> Section:
+    found = document["headlines"]
+    widths = [
+        (f"our pass of {rows}, of hf's one-token pass", number(value, 2))
+        for rows, value in found["rows_vs_hf"].items()
+    ]
+    rows = (
+        *widths,
+        ("our pass of 1, in floors", number(found["floors"], 2)),
+        ("plain decoding, speedup over hf", number(found["plain_speedup_vs_hf"], 2)),
+        (f"{document['method']}, speedup over hf", number(found["method_speedup_vs_hf"], 2)),
+        ("a draft level, of our pass of 1", _percent(found["draft_level_share"])),
+        ("sampling and verification, of a round (top-p 0.95)", _percent(found["verify_share"])),
+        ("all that is no pass, of a round (greedy)", _percent(found["host_share"])),
+        ("memory growth, of the weights", number(found["memory_growth_ratio"], 2)),
+    )
+    return Section("In short", ("", ""), rows)
 
 
 def _passes(document: Document) -> Section:

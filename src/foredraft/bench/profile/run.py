@@ -13,6 +13,7 @@ from foredraft.bench.contenders import Contender, EngineContender
 from foredraft.bench.peers.common import Shared
 from foredraft.bench.peers.hf import HFContender
 from foredraft.bench.profile import floor
+from foredraft.bench.profile.headlines import headlines
 from foredraft.bench.profile.memory import memory_use
 from foredraft.bench.profile.operator_times import grouped, profile_operators
 from foredraft.bench.profile.plan import ProfilePlan
@@ -61,20 +62,20 @@ def run_profile(
     plan.check_room(target)
     report("measuring bandwidth")
     bandwidth = floor.measure_bandwidth(target.device, target.model.dtype, target.synchronize)
-    passes = _passes(plan, engine, target, bandwidth, report)
-    return {
+    document = {
         "model": plan.model,
         "method": method,
         "context": plan.context,
         "repeats": plan.repeats,
         "loading": {name: value for name, value in plan.loading.items() if value is not None},
         "bandwidth": bandwidth.as_dict(),
-        **passes,
+        **_passes(plan, engine, target, bandwidth, report),
         "decoding": _decoding(plan, engine, target, report),
         "rounds": _rounds(plan, engine, report),
         "memory": _memory(plan, report),
         "provenance": {**provenance(target.device), "dtype": dtype_of(target)},
     }
+    return {"headlines": headlines(document), **document}
 
 
 def _passes(
