@@ -13,14 +13,19 @@ from torch import Tensor, nn
 
 from foredraft.backends.hf import HFTarget
 from foredraft.backends.joined_linears import join_linears
+from foredraft.backends.table import TableModel
 from foredraft.bench.profile.floor import (
     ROW_BYTES,
     distinct_bytes,
+    draft_bytes,
     held_bytes,
     kv_bytes,
     measure_bandwidth,
     weight_bytes,
 )
+from foredraft.drafters.eagle.config import Variant
+from foredraft.drafters.eagle.head import EagleHead
+from foredraft.drafters.eagle.passes import HeadPasses
 from tests.tiny_models import SMALL, VOCAB_SIZE, WINDOW, tiny_bf16_llama, tiny_llama, tiny_mistral
 
 HIDDEN, INNER = int(SMALL["hidden_size"]), int(SMALL["intermediate_size"])
@@ -100,6 +105,27 @@ def test_keys_and_values_of_the_context_count_as_far_as_they_are_seen() -> None:
     assert kv_bytes(full.layout, 100) == 2 * 2 * (8 + 8) * 4 * 100
     windowed = HFTarget(tiny_mistral())
     assert kv_bytes(windowed.layout, 100) == 2 * 2 * (8 + 8) * 4 * (WINDOW - 1)
+
+
+@pytest.mark.parametrize("variant", [1, 3])
+def test_a_draft_level_reads_the_heads_layer_and_the_head_that_it_borrows(variant: Variant) -> None:
+    target = HFTarget(tiny_llama())
+    head = EagleHead.for_target(target.model, variant, own_lm_head=False)
+    assert not head.own_lm_head
+    layer = head.midlayer
+    read = [*layer.parameters(), *target.model.lm_head.parameters()]
+    read += [*head.norm.parameters()] if variant == 3 else [*head.fc.parameters()]
+    weights = sum(parameter.nbytes for parameter in read)
+    buffers = sum(b.nbytes for b in head.buffers() if b.dtype != torch.bool)
+    kv = 2 * head.config.num_key_value_heads * head.config.head_dim * 4
+    assert draft_bytes(HeadPasses(head, 20), 100) == (weights + buffers, 20 * kv)
+
+
+def test_a_draft_model_is_a_model_and_a_toy_does_not_tell() -> None:
+    target = HFTarget(tiny_llama())
+    expected = (weight_bytes(target.model), kv_bytes(target.layout, 50))
+    assert draft_bytes(target, 50) == expected
+    assert draft_bytes(TableModel.random(5, 1, seed=0), 50) is None
 
 
 def test_bandwidth_is_that_of_the_fastest_kernel_by_the_median() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,10 +32,14 @@ def test_a_system_that_does_not_tell(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert "does not tell" in found["note"]
 
 
-def test_a_process_that_fails_is_a_note(tmp_path: Path) -> None:
-    found = memory_use({"model": str(tmp_path)}, 16)
+def test_a_process_that_fails_is_a_note(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho Traceback >&2\necho ModelError: no weights >&2\nexit 1\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    found = memory_use({"model": "m"}, 16)
     assert found["growth_ratio"] is None
-    assert "the process failed" in found["note"]
+    assert found["note"] == "the process failed: ModelError: no weights"
 
 
 def test_all_weights_of_an_engine_are_found(tmp_path: Path) -> None:

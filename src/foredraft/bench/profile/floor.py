@@ -16,13 +16,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from foredraft.backends.hf import HFTarget
 from foredraft.backends.kv_layout import KVLayout
+from foredraft.drafters.eagle.passes import HeadPasses
 from foredraft.engine.pass_costs import Clock
+from foredraft.protocols import Target
 
 BUFFER_BYTES = {"cpu": 512 << 20, "cuda": 4 << 30}
 """What is read to measure bandwidth; where the last-level cache is large, `CACHE_FACTOR` times that."""
 CACHE_FACTOR = 8
 ROW_BYTES = 1 << 16
+FUSING = ("fc", "fc_norm", "input_norm")
+"""Parts of an EAGLE-3 head that its first pass of a round uses alone."""
 REPEATS = 9
 
 
@@ -176,3 +181,32 @@ def kv_bytes(layout: KVLayout, context: int) -> int:
         for layer in layout.layers
         if layer is not None
     )
+
+
+def draft_bytes(drafts: Target, context: int) -> tuple[int, int] | None:
+    """Bytes of weights, and of keys and values, that a draft pass of a level reads.
+
+    Args:
+        drafts: a draft model, or the passes of a head.
+        context: tokens, or rows of the head, before it.
+
+    Returns:
+        None for a model that does not tell.
+    """
+    if isinstance(drafts, HeadPasses):
+        return _head_bytes(drafts, context)
+    if isinstance(drafts, HFTarget):
+        return weight_bytes(drafts.model), kv_bytes(drafts.layout, context)
+    return None
+
+
+def _head_bytes(passes: HeadPasses, context: int) -> tuple[int, int]:
+    """Of a head."""
+    head, config = passes.head, passes.head.config
+    borrowed: list[Tensor] = []
+    if not head.own_lm_head and head.lm_rows is None:
+        borrowed = [*head.ends.lm_head.parameters(), *head.ends.lm_head.buffers()]
+    fusing = [getattr(head, name, None) for name in FUSING] if config.variant == 3 else []
+    unread = held_bytes(*(module for module in fusing if module is not None))
+    row = 2 * config.num_key_value_heads * config.head_dim * head.dtype.itemsize
+    return weight_bytes(head, *borrowed) - unread, row * min(context, passes.window)

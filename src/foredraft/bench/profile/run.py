@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from foredraft.backends.hf import HFTarget
 from foredraft.bench.contenders import Contender, EngineContender
@@ -23,12 +23,12 @@ from foredraft.bench.profile.samples import Times, ratio, rows_of
 from foredraft.bench.profile.turns import Contestant, HFPass, own_passes, take_turns
 from foredraft.bench.provenance import provenance
 from foredraft.config import GenerationOptions
-from foredraft.drafters.eagle.passes import HeadPasses
 from foredraft.engine.calibration import draft_model
 from foredraft.engine.cost_files import dtype_of
 from foredraft.engine.engine import Engine
 from foredraft.engine.pass_costs import Report
 from foredraft.errors import ModelError
+from foredraft.protocols import Target
 
 HF, PLAIN, GREEDY, SAMPLED = "hf", "plain", "greedy", "sampled"
 DRAFT_ROWS = (1, 8)
@@ -85,7 +85,8 @@ def _passes(
     drafts = draft_model(engine)
     with ExitStack() as stack:
         own = own_passes(target, plan.context, plan.rows, stack)
-        draft = {} if drafts is None else own_passes(drafts, plan.context, DRAFT_ROWS, stack)
+        behind = _draft_context(drafts, plan.context)
+        draft = {} if drafts is None else own_passes(drafts, behind, DRAFT_ROWS, stack)
         contestants: dict[str, Contestant] = {
             **{_own_name(rows): one for rows, one in own.items()},
             HF: HFPass(target, plan.context),
@@ -97,17 +98,29 @@ def _passes(
             for rows, one in own.items()
         ]
     bases = {HF: times[HF], "own_one": times[_own_name(1)]}
-    kv = floor.kv_bytes(target.layout, plan.context)
-    target_floor = _floor(floor.weight_bytes(target.model), kv, bandwidth)
-    draft_floor = None if drafts is None else _floor(_draft_bytes(drafts), 0, bandwidth)
-    floors = {_own_name(r): target_floor for r in own} | {HF: target_floor}
-    floors |= {_draft_name(r): draft_floor for r in draft if draft_floor}
-    rows = [row | _over(floors[row["name"]], times[row["name"]]) for row in rows_of(times, bases)]
+    floors = _floors(plan, target, drafts, behind, bandwidth)
+    drafted = {_draft_name(rows) for rows in draft}
+    rows = [
+        row
+        | _over(floors["draft_floor" if row["name"] in drafted else "floor"], times[row["name"]])
+        for row in rows_of(times, bases)
+    ]
+    return {**floors, "passes": rows, "operators": operators}
+
+
+def _floors(
+    plan: ProfilePlan,
+    target: HFTarget,
+    drafts: Target | None,
+    behind: int,
+    bandwidth: floor.Bandwidth,
+) -> dict[str, dict[str, Any] | None]:
+    """Of a target pass, and of a draft pass behind so many tokens."""
+    weights = floor.weight_bytes(target.model), floor.kv_bytes(target.layout, plan.context)
+    read = None if drafts is None else floor.draft_bytes(drafts, behind)
     return {
-        "floor": target_floor,
-        "draft_floor": draft_floor,
-        "passes": rows,
-        "operators": operators,
+        "floor": _floor(*weights, bandwidth),
+        "draft_floor": None if read is None else _floor(*read, bandwidth),
     }
 
 
@@ -136,20 +149,15 @@ def _floor(weights: int, kv: int, bandwidth: floor.Bandwidth) -> dict[str, Any]:
     }
 
 
-def _over(least: Mapping[str, Any], times: Times) -> dict[str, float]:
-    """How many floors a pass takes."""
-    return {"vs_floor": 1000 * times.median_s / least["ms"]}
+def _over(least: Mapping[str, Any] | None, times: Times) -> dict[str, float | None]:
+    """How many floors a pass takes; None where its floor is not known."""
+    return {"vs_floor": None if least is None else 1000 * times.median_s / least["ms"]}
 
 
-def _draft_bytes(drafts: Any) -> int:
-    """What one draft pass reads: a head borrows the target's language-model head where it has none."""
-    if not isinstance(drafts, HeadPasses):
-        model = getattr(drafts, "model", None)
-        return floor.weight_bytes(model) if isinstance(model, nn.Module) else 0
-    head, borrowed = drafts.head, list[Tensor]()
-    if not head.own_lm_head and head.lm_rows is None:
-        borrowed = [*head.ends.lm_head.parameters(), *head.ends.lm_head.buffers()]
-    return floor.weight_bytes(head, *borrowed)
+def _draft_context(drafts: Target | None, context: int) -> int:
+    """What a draft model with a shorter context has room for."""
+    limit = None if drafts is None else drafts.context_length
+    return context if limit is None else max(min(context, limit - DRAFT_ROWS[-1]), 0)
 
 
 def _decoding(
