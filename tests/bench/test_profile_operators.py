@@ -20,6 +20,7 @@ from foredraft.bench.profile.operator_times import (
     SCOPE,
     OperatorTime,
     grouped,
+    medians,
     operator_of,
     places,
     profile_operators,
@@ -106,13 +107,14 @@ def target(request: pytest.FixtureRequest) -> HFTarget:
     return HFTarget(build())
 
 
-def one_pass(target: HFTarget, rows: int) -> Callable[[], Any]:
+def one_pass(target: HFTarget, rows: int) -> Callable[[], float]:
     state = target.start(64)
     state.prefill([3, 4, 5, 6])
 
-    def run() -> None:
+    def run() -> float:
         state.score([7] * rows, [-1, *range(rows - 1)])
         state.commit(())
+        return 0.5
 
     return run
 
@@ -124,7 +126,8 @@ def calls(operators: list[OperatorTime], group: Group, *names: str) -> float:
 
 
 def test_every_operator_of_a_pass_is_known(target: HFTarget) -> None:
-    operators = profile_operators(target.model, one_pass(target, 3), passes=2)
+    operators, pass_s = profile_operators(target.model, one_pass(target, 3), passes=2)
+    assert pass_s == 0.5
     found = grouped(operators, 1.0)
     assert found["unknown"] == []
     rows = {row["name"]: row for row in found["groups"]}
@@ -137,7 +140,7 @@ def test_every_operator_of_a_pass_is_known(target: HFTarget) -> None:
 
 def test_products_of_projections_and_of_attention_are_told_apart() -> None:
     target = HFTarget(tiny_eager_llama())
-    operators = profile_operators(target.model, one_pass(target, 3), passes=2)
+    operators, _ = profile_operators(target.model, one_pass(target, 3), passes=2)
     assert calls(operators, Group.LINEAR, "aten::mm") == 2 * 7
     assert calls(operators, Group.ATTENTION, "aten::bmm") == 2 * 2
 
@@ -146,7 +149,7 @@ def test_joined_layers_are_linear_layers_too() -> None:
     model = tiny_llama()
     join_linears(model)
     target = HFTarget(model)
-    operators = profile_operators(target.model, one_pass(target, 1), passes=2)
+    operators, _ = profile_operators(target.model, one_pass(target, 1), passes=2)
     assert calls(operators, Group.LINEAR, "aten::mm") == 2 * 4
 
 
@@ -189,6 +192,14 @@ def event(name: str, parent: Any = None, **times: float) -> Any:
     )
 
 
+def test_a_stalled_pass_does_not_show() -> None:
+    first, second = (
+        Operator(Place.LINEAR, "aten::linear", name) for name in ("aten::mm", "aten::t")
+    )
+    found = medians([{first: (1.0, 2)}, {first: (9.0, 2), second: (5.0, 1)}, {first: (2.0, 2)}])
+    assert found == [OperatorTime(first, 2.0, 2), OperatorTime(second, 0.0, 0)]
+
+
 def test_on_a_device_its_own_times_count_and_launches_belong_to_their_operator() -> None:
     scope = event(SCOPE + "LINEAR")
     outer = event("aten::linear", scope)
@@ -196,9 +207,9 @@ def test_on_a_device_its_own_times_count_and_launches_belong_to_their_operator()
     launch = event("cudaLaunchKernel", inner, self_device_time_total=2.0)
     kernel = event("gemm_kernel", self_device_time_total=22.0)
     kernel.device_type = DeviceType.CUDA
-    found = summed([scope, outer, inner, launch, kernel], passes=2, on_device=True)
+    found = summed([scope, outer, inner, launch, kernel], on_device=True)
     product = Operator(Place.LINEAR, "aten::linear", "aten::mm")
-    assert found[0] == OperatorTime(product, pytest.approx(11e-6), 0.5)
-    assert sum(entry.seconds for entry in found) == pytest.approx(11e-6)
+    whole = Operator(Place.LINEAR, "aten::linear", "aten::linear")
+    assert found == {product: (pytest.approx(22e-6), 1), whole: (0.0, 1)}
     assert operator_of(kernel) is None
     assert operator_of(scope) is None

@@ -19,8 +19,12 @@ from foredraft.engine.load import load
 
 DECODED = 32
 """Tokens at most that are decoded at the end of the context; those before them are the prompt."""
+FIGURES = (
+    *("context", "weights_mb", "import_mb", "growth_mb", "anonymous_growth_mb", "peak_growth_mb"),
+    *("growth_ratio", "peak_growth_ratio", "device_peak_mb"),
+)
 STATUS = Path("/proc/self/status")
-RESIDENT, PEAK = "VmRSS", "VmHWM"
+RESIDENT, PEAK, ANONYMOUS = "VmRSS", "VmHWM", "RssAnon"
 
 
 def memory_use(choices: Mapping[str, Any], context: int) -> dict[str, Any]:
@@ -31,10 +35,11 @@ def memory_use(choices: Mapping[str, Any], context: int) -> dict[str, Any]:
         context: tokens at the end; no more than the model's limit are taken.
 
     Returns:
-        `weights_mb` (of the target and what drafts for it), `growth_mb` and `peak_growth_mb` (resident memory
-        at the end, and the most there was, less that after the imports), both by the weights (`growth_ratio`,
-        `peak_growth_ratio`), `device_peak_mb` on a GPU, `context`. Where the system does not tell (there is
-        no /proc) or the process failed, the figures are None and `note` says why.
+        `context`; `weights_mb` (of the target and what drafts for it); `growth_mb` and `peak_growth_mb` (resident
+        memory at the end, and the most there was, less that after the imports), both also by the weights
+        (`growth_ratio`, `peak_growth_ratio`); `anonymous_growth_mb` (of memory that is no file's);
+        `import_mb`; `device_peak_mb` on a GPU. Where the system does not tell (there is no /proc) or the
+        process failed, the figures are None and `note` says why.
     """
     request = json.dumps({"choices": dict(choices), "context": context})
     command = [sys.executable, "-m", "foredraft.bench.profile.memory", request]
@@ -47,8 +52,7 @@ def memory_use(choices: Mapping[str, Any], context: int) -> dict[str, Any]:
 
 
 def _unknown(reason: str) -> dict[str, Any]:
-    names = ("context", "weights_mb", "import_mb", "growth_mb", "peak_growth_mb", "growth_ratio")
-    return dict.fromkeys((*names, "peak_growth_ratio", "device_peak_mb")) | {"note": reason}
+    return dict.fromkeys(FIGURES) | {"note": reason}
 
 
 def measure(choices: Mapping[str, Any], context: int) -> dict[str, Any]:
@@ -70,6 +74,7 @@ def measure(choices: Mapping[str, Any], context: int) -> dict[str, Any]:
         "weights_mb": weights / 1e6,
         "import_mb": before[RESIDENT] / 1e6,
         "growth_mb": growth / 1e6,
+        "anonymous_growth_mb": (after[ANONYMOUS] - before[ANONYMOUS]) / 1e6,
         "peak_growth_mb": peak / 1e6,
         "growth_ratio": growth / weights,
         "peak_growth_ratio": peak / weights,
@@ -79,12 +84,13 @@ def measure(choices: Mapping[str, Any], context: int) -> dict[str, Any]:
 
 
 def resident() -> dict[str, int] | None:
-    """Bytes of this process now and at most (`VmRSS`, `VmHWM`); None where the system does not tell."""
+    """Bytes of this process: now, at most, and now of memory that is no file's; None where the system does
+    not tell."""
     if not STATUS.exists():
         return None
     lines = (line.split() for line in STATUS.read_text().splitlines())
     found = {words[0].rstrip(":"): int(words[1]) << 10 for words in lines if words[-1] == "kB"}
-    return {name: found[name] for name in (RESIDENT, PEAK)}
+    return {name: found[name] for name in (RESIDENT, PEAK, ANONYMOUS)}
 
 
 def models_of(engine: Engine) -> list[nn.Module]:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from torch import nn
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -40,27 +41,30 @@ class OperatorTime:
 
 
 def profile_operators(
-    model: nn.Module, run: Callable[[], Any], *, passes: int = PROFILED_PASSES
-) -> list[OperatorTime]:
-    """Operators of one pass: means over `passes` of them, behind one that warms up.
+    model: nn.Module, run: Callable[[], float], *, passes: int = PROFILED_PASSES
+) -> tuple[list[OperatorTime], float]:
+    """Operators of one pass, and seconds of the pass without the profiler: medians of passes in turn.
 
     Args:
-        model: whose modules tell operators apart, by hooks that are gone afterwards.
-        run: makes one pass.
-        passes: how many are profiled.
+        model: whose modules tell operators apart, by hooks that are there in the profiled passes alone.
+        run: makes one pass, and gives the seconds that it took.
+        passes: how many of either kind.
 
     Returns:
-        One entry for each place, outermost operator and operator. Seconds are of the device where the model
-        is on one, else of the CPU thread that runs the pass.
+        One entry for each place, outermost operator and operator, longest first. Seconds are of the device
+        where the model is on one, else of the CPU thread that runs the pass.
     """
     on_device = any(p.device.type == "cuda" for p in model.parameters())
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_device else [])]
-    with places(model):
-        run()
-        with _hushed(), profile(activities=activities) as seen:
-            for _ in range(passes):
+    seen, seconds = [], []
+    for _ in range(passes):
+        seconds.append(run())
+        with places(model), _hushed():
+            run()  # the first pass with hooks warms up
+            with profile(activities=activities) as profiler:
                 run()
-    return summed(seen.events() or (), passes, on_device)
+        seen.append(summed(profiler.events() or (), on_device))
+    return medians(seen), float(np.median(seconds))
 
 
 @contextmanager
@@ -114,25 +118,31 @@ class _Scopes:
         self._open.pop().__exit__(None, None, None)
 
 
-def summed(events: Iterable[Any], passes: int, on_device: bool = False) -> list[OperatorTime]:
-    """Self time by operator, longest first.
+def summed(events: Iterable[Any], on_device: bool = False) -> dict[Operator, tuple[float, int]]:
+    """Self seconds and calls of one pass, by operator.
 
     Args:
         events: the profiler's; each has `name`, `cpu_parent`, `device_type` and self times in microseconds.
-        passes: how many they are of.
         on_device: whether to take the device's times.
     """
-    seconds: dict[Operator, float] = defaultdict(float)
-    calls: dict[Operator, int] = defaultdict(int)
+    found: dict[Operator, tuple[float, int]] = {}
     for event in events:
         operator = operator_of(event)
-        if operator is None:
-            continue
-        took = event.self_device_time_total if on_device else event.self_cpu_time_total
-        seconds[operator] += took / 1e6
-        calls[operator] += not _is_runtime(event.name)
-    found = [OperatorTime(o, s / passes, calls[o] / passes) for o, s in seconds.items()]
-    return sorted(found, key=lambda entry: -entry.seconds)
+        if operator is not None:
+            took = event.self_device_time_total if on_device else event.self_cpu_time_total
+            seconds, calls = found.get(operator, (0.0, 0))
+            found[operator] = seconds + took / 1e6, calls + (not _is_runtime(event.name))
+    return found
+
+
+def medians(passes: Sequence[Mapping[Operator, tuple[float, int]]]) -> list[OperatorTime]:
+    """The median of each operator over passes, 0 in those without it; longest first."""
+    names = {operator for one in passes for operator in one}
+    found = [
+        OperatorTime(name, *np.median([one.get(name, (0.0, 0)) for one in passes], axis=0).tolist())
+        for name in names
+    ]
+    return sorted(found, key=lambda entry: (-entry.seconds, str(entry.operator)))
 
 
 def operator_of(event: Any) -> Operator | None:

@@ -100,7 +100,7 @@ def _passes(document: Document) -> Section:
     ]
     if (draft := document["draft_floor"]) is not None:
         remarks.append(f"Of a draft pass: {draft['weights_mb']:.0f} MB, {ms(draft['ms'])} ms.")
-    header = ("pass", "ms", "quartiles", "of hf's one token", "of our one row", "floors")
+    header = ("pass", "ms", "quartiles", "/ hf, 1 token", "/ ours, 1 row", "/ floor")
     return Section(f"Passes behind {document['context']} tokens", header, rows, tuple(remarks))
 
 
@@ -179,6 +179,7 @@ def _memory(entry: Document) -> Section:
     rows = [
         ("weights", number(entry["weights_mb"], 0), "1.00"),
         ("growth after imports", number(entry["growth_mb"], 0), number(entry["growth_ratio"], 2)),
+        ("of it not read from files", number(entry["anonymous_growth_mb"], 0), NOTHING),
         ("at most", number(entry["peak_growth_mb"], 0), number(entry["peak_growth_ratio"], 2)),
         ("imports", number(entry["import_mb"], 0), NOTHING),
     ]

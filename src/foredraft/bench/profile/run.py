@@ -93,10 +93,7 @@ def _passes(
             **{_draft_name(rows): one for rows, one in draft.items()},
         }
         times = take_turns(contestants, plan.repeats, report)
-        operators = [
-            _operators(target.model, rows, one, times[_own_name(rows)], report)
-            for rows, one in own.items()
-        ]
+        operators = [_operators(target.model, rows, one, report) for rows, one in own.items()]
     bases = {HF: times[HF], "own_one": times[_own_name(1)]}
     floors = _floors(plan, target, drafts, behind, bandwidth)
     drafted = {_draft_name(rows) for rows in draft}
@@ -132,13 +129,10 @@ def _draft_name(rows: int) -> str:
     return f"draft, {rows} row{'s' * (rows > 1)}"
 
 
-def _operators(
-    model: nn.Module, rows: int, one: Contestant, times: Times, report: Report
-) -> dict[str, Any]:
+def _operators(model: nn.Module, rows: int, one: Contestant, report: Report) -> dict[str, Any]:
     report(f"operators of a pass of {rows}")
-    return {"rows": rows, "pass_ms": 1000 * times.median_s} | grouped(
-        profile_operators(model, one), times.median_s
-    )
+    operators, pass_s = profile_operators(model, one)
+    return {"rows": rows, "pass_ms": 1000 * pass_s, **grouped(operators, pass_s)}
 
 
 def _floor(weights: int, kv: int, bandwidth: floor.Bandwidth) -> dict[str, Any]:
