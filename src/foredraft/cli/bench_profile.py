@@ -66,8 +66,7 @@ def profile(
 ) -> None:
     """Profile one round per stage: target pass by operators, drafts, verification, host, memory, floor.
 
-    Passes and answers take turns with those of transformers; ratios come with 95 % intervals. It takes about
-    a minute for a small model.
+    All that is compared takes turns; ratios come with 95 % intervals.
     """
     with clear_failures():
         loading = {"dtype": dtype, "device": device}

@@ -35,9 +35,9 @@ def memory_use(choices: Mapping[str, Any], context: int) -> dict[str, Any]:
         context: tokens at the end; no more than the model's limit are taken.
 
     Returns:
-        `context`; `weights_mb` (of the target and what drafts for it); `growth_mb` and `peak_growth_mb` (resident
-        memory at the end, and the most there was, less that after the imports), both also by the weights
-        (`growth_ratio`, `peak_growth_ratio`); `anonymous_growth_mb` (of memory that is no file's);
+        `context`; `weights_mb` (of the target and what drafts for it); `growth_mb` and `peak_growth_mb`
+        (resident memory at the end, and the most there was, less that after the imports), both also by the
+        weights (`growth_ratio`, `peak_growth_ratio`); `anonymous_growth_mb` (of memory that is no file's);
         `import_mb`; `device_peak_mb` on a GPU. Where the system does not tell (there is no /proc) or the
         process failed, the figures are None and `note` says why.
     """

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foredraft.bench.plots import COLOURS, DPI, GREY
+from foredraft.bench.profile.turns import own_name
 from foredraft.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def write_plot(folder: Path, document: Mapping[str, Any]) -> str:
 
 def operators_plot(document: Mapping[str, Any]) -> Figure:
     """A bar for each pass, stacked by groups; transformers' pass whole; a line where the floor is."""
-    bars = {f"target, {e['rows']} rows": e["groups"] for e in document["operators"]}
+    bars = {own_name(e["rows"]): e["groups"] for e in document["operators"]}
     hf_ms = next(row["median_ms"] for row in document["passes"] if row["name"] == "hf")
     figure = _figure(8.2, 1.4 + BAR_IN * (len(bars) + 1))
     axis = figure.add_subplot()
@@ -42,7 +43,7 @@ def operators_plot(document: Mapping[str, Any]) -> Figure:
         len(bars), hf_ms, color="white", edgecolor=GREY, height=0.7, label="transformers, whole"
     )
     axis.axvline(
-        document["floor"]["ms"], color="black", linestyle="--", label="floor: bytes / bandwidth"
+        document["floor"]["ms"], color="red", linestyle="--", label="floor: bytes / bandwidth"
     )
     axis.set_yticks(range(len(bars) + 1), [*bars, "hf, 1 token"])
     axis.invert_yaxis()

@@ -20,7 +20,14 @@ from foredraft.bench.profile.plan import ProfilePlan
 from foredraft.bench.profile.prompts import prompt_of
 from foredraft.bench.profile.rounds import rounds_in_turn, summary
 from foredraft.bench.profile.samples import Times, ratio, rows_of
-from foredraft.bench.profile.turns import Contestant, HFPass, own_passes, take_turns
+from foredraft.bench.profile.turns import (
+    Contestant,
+    HFPass,
+    draft_name,
+    own_name,
+    own_passes,
+    take_turns,
+)
 from foredraft.bench.provenance import provenance
 from foredraft.config import GenerationOptions
 from foredraft.engine.calibration import draft_model
@@ -60,16 +67,13 @@ def run_profile(
             f"{type(target).__name__} is no transformers model, which a profile is of; give an HFTarget"
         )
     plan.check_room(target)
-    report("measuring bandwidth")
-    bandwidth = floor.measure_bandwidth(target.device, target.model.dtype, target.synchronize)
     document = {
         "model": plan.model,
         "method": method,
         "context": plan.context,
         "repeats": plan.repeats,
         "loading": {name: value for name, value in plan.loading.items() if value is not None},
-        "bandwidth": bandwidth.as_dict(),
-        **_passes(plan, engine, target, bandwidth, report),
+        **_passes(plan, engine, target, report),
         "decoding": _decoding(plan, engine, target, report),
         "rounds": _rounds(plan, engine, report),
         "memory": _memory(plan, report),
@@ -78,31 +82,36 @@ def run_profile(
     return {"headlines": headlines(document), **document}
 
 
-def _passes(
-    plan: ProfilePlan, engine: Engine, target: HFTarget, bandwidth: floor.Bandwidth, report: Report
-) -> dict[str, Any]:
-    """Passes in turn, and the target's by groups of operators."""
+def _passes(plan: ProfilePlan, engine: Engine, target: HFTarget, report: Report) -> dict[str, Any]:
+    """Passes in turn between two measurements of bandwidth, and the target's by groups of operators."""
+    before = _bandwidth(target, report)
     drafts = draft_model(engine)
     with ExitStack() as stack:
         own = own_passes(target, plan.context, plan.rows, stack)
         behind = _draft_context(drafts, plan.context)
         draft = {} if drafts is None else own_passes(drafts, behind, DRAFT_ROWS, stack)
         contestants: dict[str, Contestant] = {
-            **{_own_name(rows): one for rows, one in own.items()},
+            **{own_name(rows): one for rows, one in own.items()},
             HF: HFPass(target, plan.context),
-            **{_draft_name(rows): one for rows, one in draft.items()},
+            **{draft_name(rows): one for rows, one in draft.items()},
         }
         times = take_turns(contestants, plan.repeats, report)
         operators = [_operators(target.model, rows, one, report) for rows, one in own.items()]
-    bases = {HF: times[HF], "own_one": times[_own_name(1)]}
+    bandwidth = max(before, _bandwidth(target, report), key=lambda one: one.bytes_per_s)
+    bases = {HF: times[HF], "own_one": times[own_name(1)]}
     floors = _floors(plan, target, drafts, behind, bandwidth)
-    drafted = {_draft_name(rows) for rows in draft}
+    drafted = {draft_name(rows) for rows in draft}
     rows = [
         row
         | _over(floors["draft_floor" if row["name"] in drafted else "floor"], times[row["name"]])
         for row in rows_of(times, bases)
     ]
-    return {**floors, "passes": rows, "operators": operators}
+    return {"bandwidth": bandwidth.as_dict(), **floors, "passes": rows, "operators": operators}
+
+
+def _bandwidth(target: HFTarget, report: Report) -> floor.Bandwidth:
+    report("measuring bandwidth")
+    return floor.measure_bandwidth(target.device, target.model.dtype, target.synchronize)
 
 
 def _floors(
@@ -119,14 +128,6 @@ def _floors(
         "floor": _floor(*weights, bandwidth),
         "draft_floor": None if read is None else _floor(*read, bandwidth),
     }
-
-
-def _own_name(rows: int) -> str:
-    return f"target, {rows} row{'s' * (rows > 1)}"
-
-
-def _draft_name(rows: int) -> str:
-    return f"draft, {rows} row{'s' * (rows > 1)}"
 
 
 def _operators(model: nn.Module, rows: int, one: Contestant, report: Report) -> dict[str, Any]:

@@ -24,6 +24,16 @@ Contestant = Callable[[], float]
 """Does its thing once and gives the seconds that it took; what it needs before is outside of them."""
 
 
+def own_name(rows: int) -> str:
+    """What a target pass of so many rows is called."""
+    return f"target, {rows} row{'s' * (rows > 1)}"
+
+
+def draft_name(rows: int) -> str:
+    """What a draft pass of so many rows is called."""
+    return f"draft, {rows} row{'s' * (rows > 1)}"
+
+
 def take_turns(
     contestants: Mapping[str, Contestant], repeats: int, report: Report = lambda message: None
 ) -> dict[str, Times]:
