@@ -108,11 +108,14 @@ def test_what_does_not_exist_is_none(folders: tuple[str, str], method: str) -> N
     assert (document["headlines"]["method_speedup_vs_hf"] is not None) is drafts
 
 
-def test_a_context_that_fills_the_model_is_profiled(folders: tuple[str, str]) -> None:
-    chosen = ("--method", "ngram", "--context", "2043", "--repeats", "3", "--rows", "1")
-    done = profile("--model", folders[0], *chosen, "--memory-context", "0", "--json")
+def test_a_context_that_fills_the_model_is_profiled(tmp_path: Path) -> None:
+    model = str(save_folder(tmp_path / "short", max_position_embeddings=64))
+    chosen = ("--method", "ngram", "--context", "59", "--repeats", "3", "--rows", "1")
+    done = profile("--model", model, *chosen, "--memory-context", "0", "--json")
     assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout.splitlines()[-1])["context"] == 2043
+    document = json.loads(done.stdout.splitlines()[-1])
+    assert document["context"] == 59
+    assert document["decoding"]["tokens"] == 5
 
 
 @pytest.mark.parametrize(
