@@ -101,6 +101,8 @@ SHAPES = frozenset(
             "constant_pad_nd",
             "where",
             "masked_fill",
+            "masked_fill_",
+            "bitwise_not",
             "repeat_interleave",
             "empty",
             "empty_like",

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from foredraft.bench.profile.stopwatch import Stopwatch
 from foredraft.drafters.eagle.ends import LmRows
-from foredraft.drafters.eagle.head import Attend, EagleHead, Rotary
+from foredraft.drafters.eagle.head import EagleHead
+from foredraft.drafters.eagle.layer import Attend
+from foredraft.drafters.eagle.rotary import Rotary
 from foredraft.protocols import (
     FeatureState,
     FeatureTarget,
@@ -145,10 +147,15 @@ class TimedHead(EagleHead):
         with self.watch.draft_pass(ends=False):
             return super().step(embeds, hidden, rotary, attend)
 
-    def logits(self, output: Tensor, more: LmRows | None = None) -> Tensor:
+    def products(self, hidden: Tensor) -> Tensor:
+        """As the head does."""
+        with self.watch.draft_pass(ends=False):
+            return super().products(hidden)
+
+    def beside(self, products: Tensor, hidden: Tensor, more: LmRows | None) -> Tensor:
         """As the head does; the pass ends here."""
         with self.watch.draft_pass(ends=True):
-            return super().logits(output, more)
+            return super().beside(products, hidden, more)
 
 
 def timed_head(head: EagleHead, watch: Stopwatch) -> TimedHead:
