@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from foredraft.backends.identity import quantization_of
 from foredraft.costs import CostTable
 from foredraft.errors import ConfigError
 from foredraft.files import write_json
@@ -84,9 +85,13 @@ def write_costs(table: CostTable, file: Path) -> None:
 
 
 def dtype_of(target: Target) -> str:
-    """The dtype of a target's weights, such as `bfloat16`; `unknown` where it does not tell."""
-    dtype = getattr(getattr(target, "model", None), "dtype", None)
-    return "unknown" if dtype is None else str(dtype).removeprefix("torch.")
+    """The dtype of a target's weights, such as `bfloat16`, or `bfloat16 with int8 weights`; `unknown` where it
+    does not tell."""
+    model = getattr(target, "model", None)
+    dtype, kind = getattr(model, "dtype", None), quantization_of(model)
+    if dtype is None:
+        return "unknown"
+    return str(dtype).removeprefix("torch.") + ("" if kind is None else f" with {kind} weights")
 
 
 def _hardware(device: torch.device) -> str:
