@@ -227,4 +227,6 @@ def default_of(options: type, name: str) -> Any:
 def check_quantization(kind: str | None) -> None:
     """Raise a `ConfigError` unless it is None or one of `QUANTIZATIONS`."""
     if kind is not None and kind not in QUANTIZATIONS:
-        raise ConfigError(f"quantize={kind!r} is not allowed; {suggestion(str(kind), QUANTIZATIONS)}")
+        raise ConfigError(
+            f"quantize={kind!r} is not allowed; {suggestion(str(kind), QUANTIZATIONS)}"
+        )

@@ -15,6 +15,7 @@ from foredraft.backends.grouped_attention import use_grouped_attention
 from foredraft.backends.hf_taps import FeatureBuffer, HeadInputs, Taps
 from foredraft.backends.kv_cache import KVCache
 from foredraft.backends.own_pass import own_pass
+from foredraft.backends.quantized import QuantizedLinear
 from foredraft.backends.tree_attention import Topology, TreeMasks
 from foredraft.config import MAX_TREE_NODES
 from foredraft.errors import ModelError, VocabularyError
@@ -128,7 +129,10 @@ class HFTarget:
     @property
     def hidden_size(self) -> int | None:
         """Numbers of what the language-model head reads; None where its weights do not tell."""
-        weight = getattr(self.model.get_output_embeddings(), "weight", None)
+        head = self.model.get_output_embeddings()
+        if isinstance(head, QuantizedLinear):
+            return head.in_features
+        weight = getattr(head, "weight", None)
         return int(weight.shape[1]) if isinstance(weight, Tensor) and weight.dim() == 2 else None
 
     @property

@@ -27,7 +27,7 @@ def quantization_of(model: Any) -> str | None:
 
 
 def costs_digest(model: Any) -> str:
-    """What tells models apart whose passes may cost differently: their weights, and what these were rounded to."""
+    """What tells models apart whose passes cost differently: the weights, and what these were rounded to."""
     kind = quantization_of(model)
     return weights_digest(model)[:DIGITS] + ("" if kind is None else f"-{kind}")
 
@@ -36,7 +36,7 @@ def costs_digest(model: Any) -> str:
 def weights_digest(model: Any) -> str:
     """Of the first values of every weight: other weights of the same shapes differ in some of them.
 
-    A quantised model has the digest of the weights that it was made from: what was learnt for these goes with it.
+    A quantised model has the digest of the weights that it was made from: what was learnt for these fits it.
     """
     digest = hashlib.sha256()
     whole = getattr(model, "_orig_mod", model)  # a compiled model's names have another beginning

@@ -81,6 +81,11 @@ ForceVocabulary = Annotated[
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or auto.")]
 Device = Annotated[str | None, typer.Option(help="Such as cpu or cuda:0.")]
 
+Quantize = Annotated[
+    str | None,
+    typer.Option(help="int8 or int4: round the weights of models and heads as they are loaded."),
+]
+
 
 def read_prompt(prompt: str | None) -> str:
     """The prompt as typed, or from stdin.

@@ -85,8 +85,7 @@ def write_costs(table: CostTable, file: Path) -> None:
 
 
 def dtype_of(target: Target) -> str:
-    """The dtype of a target's weights, such as `bfloat16`, or `bfloat16 with int8 weights`; `unknown` where it
-    does not tell."""
+    """The dtype of a target, such as `bfloat16` or `bfloat16 with int8 weights`; `unknown` without one."""
     model = getattr(target, "model", None)
     dtype, kind = getattr(model, "dtype", None), quantization_of(model)
     if dtype is None:

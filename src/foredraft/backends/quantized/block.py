@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor, nn
 
 CHUNK = 2**22
@@ -22,7 +23,10 @@ class Block(nn.Module):
         self.out_features, self.in_features = weight.shape
 
     def product(self, rows: Tensor) -> Tensor:
-        """Rows [R, K] times the weights: [R, N], of the rows' dtype. No row depends on others but by rounding."""
+        """Rows [R, K] times the weights: [R, N], of the rows' dtype.
+
+        No row's result depends on the others by more than rounding.
+        """
         raise NotImplementedError
 
     def dequantized(self) -> Tensor:
@@ -32,5 +36,5 @@ class Block(nn.Module):
 
 def chunks(weight: Tensor) -> Iterator[Tensor]:
     """A matrix [N, K] some rows at a time, in float32."""
-    for part in weight.detach().split(max(1, CHUNK // weight.shape[1])):
+    for part in torch.split(weight.detach(), max(1, CHUNK // weight.shape[1])):
         yield part.float()

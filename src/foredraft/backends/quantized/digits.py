@@ -11,13 +11,18 @@ whatever else is in the pass. With three digits in base 254 the step is 2^-23 of
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
 
 FLOAT32_WHOLE = 2**23
 """Below this, float32 tells whole numbers and halves apart."""
+
+SMALLEST = torch.finfo(torch.float32).tiny
+"""The unit of a row of zeros."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +56,23 @@ class Digits:
         """Write rows of floating numbers [R, K].
 
         Returns:
-            Digits float32 [count * R, K], all rows' lowest first; and what they count for, float32 [count, R, 1].
+            Digits float32 [count * R, K], the lowest of all rows first; and what they count for, float32
+            [count, R, 1].
         """
         wide = rows.to(torch.float32 if self.limit < FLOAT32_WHOLE else torch.float64)
-        largest = torch.linalg.vector_norm(wide, float("inf"), -1, keepdim=True)
-        unit = (largest / self.limit).clamp_min(torch.finfo(torch.float32).tiny)
-        worth = unit * torch.tensor(self.powers, dtype=wide.dtype)[:, None, None]
-        digits = (wide / worth).round_()
-        for place in range(self.count - 1):
-            digits[place].sub_(digits[place + 1], alpha=self.base)
-        return digits.float().flatten(0, 1), worth.float()
+        largest = torch.linalg.vector_norm(wide, math.inf, -1, keepdim=True)
+        unit = (largest / self.limit).clamp_min(SMALLEST)
+        worth = unit * _places(self, wide.dtype)
+        whole = (wide / worth).round_()
+        digits = torch.sub(whole[:-1], whole[1:], alpha=self.base)
+        return digits.float().flatten(0, 1), worth[:-1].float()
 
     def join(self, products: Tensor, worth: Tensor) -> Tensor:
         """The products of the rows [R, N] from those of their digits, float32 [count * R, N]."""
-        return (products.unflatten(0, (self.count, -1)) * worth).sum(0)
+        return (products.view(self.count, -1, products.shape[-1]) * worth).sum(0)
+
+
+@cache
+def _places(digits: Digits, dtype: torch.dtype) -> Tensor:
+    """The powers, and one more place in which every number is 0: [count + 1, 1, 1]."""
+    return torch.tensor([*digits.powers, math.inf], dtype=dtype)[:, None, None]

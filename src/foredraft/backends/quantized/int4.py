@@ -1,9 +1,9 @@
 """Weights in 4 bits, in groups along a row: `w = (step - 8) * scale + middle`.
 
-They lie as PyTorch's kernel for few bfloat16 rows has them: in blocks of rows, column by column, the first half
-of a block in the low bits and the second half in the high ones. Whether the kernel of this machine agrees is
-tried once. Where it does not, for many rows and for other dtypes, the weights are made dense for the product:
-right anywhere, and slow for few rows.
+They lie as PyTorch's kernel for few bfloat16 rows has them: in blocks of rows, column by column, the first
+half of a block in the low bits and the second half in the high ones. Whether the kernel of this machine
+agrees is tried once. Where it does not, for many rows and for other dtypes, the weights are made dense for
+the product: right anywhere, and slow for few rows.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ ROUNDS = 3
 """Of each search: steps for a scale and a middle, and these by least squares for the steps."""
 BLOCKS = (64, 32)
 """Rows of a block in the kernel's layouts: with AVX-512, with AVX2."""
+IN_CACHE = 2**17
+"""Bytes of weights that are made dense at a time: what they become is still in the cache when it is read."""
 KERNEL_ROWS = 64
-"""Rows of a pass up to which the kernel is used: its time grows with each, and dense weights cost theirs once."""
+"""Rows of a pass up to which the kernel is used: its time grows with each, and dense weights cost once."""
 
 
 def group_of(columns: int) -> int | None:
@@ -59,22 +61,38 @@ class Int4Block(Block):
     def product(self, rows: Tensor) -> Tensor:
         """As in `Block`."""
         if self._has_kernel and rows.dtype == torch.bfloat16 and len(rows) <= KERNEL_ROWS:
-            products = multiply(rows, self.packed, self.worth)
-        else:
-            products = torch.matmul(rows, self._blocks(rows.dtype)).transpose(0, 1).flatten(1)
-        return products[:, : self.out_features]
+            return multiply(rows, self.packed, self.worth)[:, : self.out_features]
+        at_a_time = max(1, IN_CACHE // self.packed[0].numel())
+        parts = [
+            torch.matmul(rows, self._scaled(packed, scale).to(rows.dtype))
+            for packed, scale in zip(
+                torch.split(self.packed, at_a_time),
+                torch.split(self._scale, at_a_time),
+                strict=True,
+            )
+        ]
+        products = torch.cat(parts).transpose(0, 1).flatten(1)
+        sums = rows.float().view(len(rows), -1, self._group).sum(-1)
+        products = products + sums @ self.worth[..., 1].float()
+        return products[:, : self.out_features].to(rows.dtype)
 
     def dequantized(self) -> Tensor:
         """As in `Block`."""
-        return self._blocks(torch.float32).transpose(1, 2).flatten(0, 1)[: self.out_features]
+        weights = self._scaled(self.packed, self._scale).transpose(1, 2).flatten(0, 1)
+        middle = self.worth[..., 1].float().repeat_interleave(self._group, 0)
+        return (weights + middle.T)[: self.out_features]
 
-    def _blocks(self, dtype: torch.dtype) -> Tensor:
-        """The weights in blocks of B rows, column by column, [N / B, K, B]."""
-        steps = torch.cat([self.packed & TOP, self.packed >> 4], -1).float()
-        worth = self.worth.float().unflatten(1, (len(steps), -1)).transpose(0, 1)
-        scale, middle = worth[:, :, None].unbind(-1)  # [N / B, groups, 1, B]
-        grouped = steps.unflatten(1, (-1, self._group))
-        return grouped.sub_(MIDDLE).mul_(scale).add_(middle).flatten(1, 2).to(dtype)
+    @property
+    def _scale(self) -> Tensor:
+        """bfloat16 [N / B, groups, 1, B]"""
+        blocks = self.worth[..., 0].reshape(len(self.worth), len(self.packed), -1)
+        return blocks.transpose(0, 1)[:, :, None]
+
+    def _scaled(self, packed: Tensor, scale: Tensor) -> Tensor:
+        """Weights but for their middles, from the steps and scales of some blocks: float32 [blocks, K, B]."""
+        steps = torch.cat([packed & TOP, packed >> 4], -1).view(torch.int8).sub_(MIDDLE)
+        grouped = steps.view(len(steps), -1, self._group, steps.shape[-1])
+        return (grouped * scale.float()).flatten(1, 2)
 
 
 def quantize_groups(weight: Tensor, group: int) -> tuple[Tensor, Tensor]:
@@ -92,7 +110,7 @@ def quantize_groups(weight: Tensor, group: int) -> tuple[Tensor, Tensor]:
 
 
 def _quantize(wide: Tensor, group: int) -> tuple[Tensor, Tensor]:
-    grouped = wide.unflatten(1, (-1, group))
+    grouped = wide.view(len(wide), -1, group)
     low, high = grouped.amin(-1, keepdim=True), grouped.amax(-1, keepdim=True)
     best = torch.stack([torch.zeros_like(low), (low + high) / 2])
     least = torch.full_like(low, float("inf"))
@@ -131,7 +149,7 @@ def _least_squares(grouped: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
 
 def pack(steps: Tensor, block: int) -> Tensor:
     """Two steps a byte: uint8 [N, K] -> [N / block, K, block / 2]; the block divides N."""
-    columns = steps.unflatten(0, (-1, block)).transpose(1, 2)
+    columns = steps.view(-1, block, steps.shape[1]).transpose(1, 2)
     low, high = columns.chunk(2, -1)
     return (low | (high << 4)).contiguous()
 
@@ -153,7 +171,7 @@ def kernel_block() -> int | None:
     rows = torch.randn(3, 2 * KERNEL_GROUP, generator=draw).bfloat16()
     steps, worth = quantize_groups(weight, KERNEL_GROUP)
     halves = worth.float().transpose(0, 1)[:, :, None].movedim(-1, 0)
-    dense = _weights(steps.float().unflatten(1, (-1, KERNEL_GROUP)), halves[..., 0][..., None])
+    dense = _weights(steps.float().view(len(steps), -1, KERNEL_GROUP), halves[..., 0][..., None])
     expected = rows.float() @ dense.flatten(1).T
     for block in BLOCKS:
         try:

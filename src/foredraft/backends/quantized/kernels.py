@@ -46,10 +46,12 @@ class Fbgemm:
     def __init__(self, steps: Tensor, scale: Tensor) -> None:
         self._scale = scale
         before = torch.backends.quantized.engine
-        torch.backends.quantized.engine = "fbgemm"  # type: ignore[assignment]
+        torch.backends.quantized.engine = "fbgemm"
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # that its tensors will go; then the other kernel is there
+                warnings.simplefilter(
+                    "ignore"
+                )  # that its tensors will go; then the other kernel is there
                 zeros = torch.zeros(len(scale), dtype=torch.int64)
                 weight = torch._make_per_channel_quantized_tensor(steps, scale, zeros, 0)
                 self._packed: Any = torch.ops.quantized.linear_prepack(weight, None)
@@ -82,8 +84,10 @@ class OneDnn:
         """As in `Kernel`."""
         unsigned = (digits + zero).clamp_(0, 255).to(torch.uint8)
         weights = (self._packed, self._scale, self._zeros, None)
-        as_float = (1.0, 0, torch.float32, "none", [], "")
-        product: Tensor = torch.ops.onednn.qlinear_pointwise(unsigned, 1.0, zero, *weights, *as_float)
+        as_float = (1.0, 0, torch.float32, "none", (), "")
+        product: Tensor = torch.ops.onednn.qlinear_pointwise(
+            unsigned, 1.0, zero, *weights, *as_float
+        )
         return product
 
     def steps(self) -> Tensor:

@@ -13,7 +13,7 @@ from foredraft.backends.siblings import hand_out, take
 
 
 class QuantizedLinear(nn.Module):
-    """In the place of an `nn.Linear`, with the same numbers in and out but for what rounding the weights changes.
+    """In the place of an `nn.Linear`: the same but for the rounding of the weights.
 
     Args:
         block: the weights of all layers that read this input.
@@ -22,10 +22,13 @@ class QuantizedLinear(nn.Module):
         layer: whose place it takes; its bias stays, as the parameter that it is.
     """
 
+    bias: nn.Parameter | None
+    block: Block
+
     def __init__(self, block: Block, sizes: Sequence[int], place: int, layer: nn.Linear) -> None:
         super().__init__()
         self.in_features, self.out_features = layer.in_features, layer.out_features
-        self.block, self._sizes, self._place = block, tuple(sizes), place
+        self.block, self._sizes, self._place = block, list(sizes), place
         self.register_parameter("bias", layer.bias)
         self.dtype = layer.weight.dtype
 
@@ -35,9 +38,9 @@ class QuantizedLinear(nn.Module):
         start = sum(self._sizes[: self._place])
         return self.block.dequantized()[start : start + self.out_features].to(self.dtype)
 
-    def weight_rows(self, rows: Tensor) -> Tensor:
-        """Some rows of the weights, int64 [N] -> [N, in]."""
-        return self.weight[rows]
+    def weight_rows(self, rows: Tensor | slice) -> Tensor:
+        """A copy of some rows of the weights: int64 [N], or a slice -> [N, in]."""
+        return self.weight[rows].clone()
 
     def forward(self, input: Tensor) -> Tensor:
         """[.., in] -> [.., out]"""
@@ -54,8 +57,9 @@ class QuantizedLinear(nn.Module):
 
     def _all(self, hidden: Tensor) -> tuple[Tensor, ...]:
         rows = hidden.reshape(-1, self.in_features)
-        product = self.block.product(rows).unflatten(0, hidden.shape[:-1])
-        return torch.split(product, self._sizes, -1)
+        product = self.block.product(rows).view(*hidden.shape[:-1], -1)
+        parts: tuple[Tensor, ...] = torch.split(product, self._sizes, -1)
+        return parts
 
 
 class QuantizedHead(QuantizedLinear):
@@ -63,28 +67,49 @@ class QuantizedHead(QuantizedLinear):
 
     Args:
         layer: the head whose place it takes.
-        tied: the embeddings if the head's weight is theirs: they stay as they are, and give the rows. Else the
-            int8 rows are kept in plain form, beside what the kernel made of them.
+        tied: the embeddings if the head's weight is theirs: they stay as they are, and give the rows. Else
+            the int8 rows are kept in plain form, beside what the kernel made of them.
     """
 
+    block: Int8Block
     _plain: Tensor | None
 
-    def __init__(self, layer: nn.Linear, tied: nn.Module | None) -> None:
+    def __init__(self, layer: nn.Linear, tied: nn.Embedding | None) -> None:
         block = Int8Block(layer.weight)
         super().__init__(block, (layer.out_features,), 0, layer)
         self._tied = (tied,)  # in a tuple: it is not a part of this module
         self.register_buffer("_plain", block.steps if tied is None else None, persistent=False)
 
     @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return self.block.scale.device
+
+    @property
     def weight(self) -> Tensor:
         """[out, in], as in `QuantizedLinear`; the embeddings' own where the head is tied to them."""
-        return self.weight_rows(torch.arange(self.out_features, device=self.block.scale.device))
+        tied = self._tied[0]
+        return self.weight_rows(slice(None)) if tied is None else tied.weight.detach()
 
-    def weight_rows(self, rows: Tensor) -> Tensor:
-        """Some rows of the weights, int64 [N] -> [N, in]."""
+    def weight_rows(self, rows: Tensor | slice) -> Tensor:
+        """As in `QuantizedLinear`."""
         if self._plain is None:
             tied = self._tied[0]
             assert tied is not None
-            return tied.weight.detach()[rows]
+            return tied.weight.detach()[rows].clone()
         scale = self.block.scale[rows]
         return (self._plain[rows] * scale[:, None]).to(self.dtype)
+
+
+def rows_of(head: nn.Module, rows: Tensor | slice) -> Tensor:
+    """A copy of some rows of a language-model head's weights, quantised or not: [N, in].
+
+    Args:
+        head: a layer with a weight [out, in].
+        rows: int64 [N], where the head is; or a slice.
+    """
+    if isinstance(head, QuantizedLinear):
+        return head.weight_rows(rows)
+    weight = head.weight
+    assert isinstance(weight, Tensor)
+    return weight.detach()[rows].clone()

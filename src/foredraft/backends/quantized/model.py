@@ -1,4 +1,4 @@
-"""Quantising a model in memory: its linear layers are exchanged one after another, and the originals let go."""
+"""Quantising a model in memory: its linear layers are exchanged one by one, and the originals let go."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from foredraft.errors import ModelError
 def quantize_linears(model: Any, kind: str) -> int:
     """Exchange a model's linear layers for ones with weights in fewer bits; gives how many.
 
-    Siblings (q, k, v; gate, up) get one block of weights and one product. Embeddings, norms and biases stay. The
-    language-model head is int8 with either kind, and a copy of its own where it is tied to the embeddings. With
-    int4, rows that no group divides are int8. Layers of other classes, wrapped ones and those that share their
-    weights stay as they are.
+    Siblings (q, k, v; gate, up) get one block of weights and one product. Embeddings, norms and biases stay.
+    The language-model head is int8 with either kind, and a copy of its own where it is tied to the
+    embeddings. With int4, rows that no group divides are int8. Layers of other classes, wrapped ones and
+    those that share their weights stay as they are.
 
     The model can then not be trained, moved to another device, or saved.
 
@@ -58,7 +58,7 @@ def _exchange_head(model: Any) -> int:
     if type(head) is not nn.Linear or not is_plain(head):
         return 0
     embed = model.get_input_embeddings() if find else None
-    is_tied = embed is not None and getattr(embed, "weight", None) is head.weight
+    is_tied = isinstance(embed, nn.Embedding) and embed.weight is head.weight
     _put(model, head, QuantizedHead(head, embed if is_tied else None))
     return 1
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from foredraft.backends.quantized import Int8Block, quantize_linears
 from foredraft.drafters.eagle.config import HeadConfig, Variant
 from foredraft.drafters.eagle.ends import LmRows, TargetEnds
 
@@ -121,6 +122,7 @@ class EagleHead(nn.Module):
     target_ids: Tensor | None
     lm_rows: Tensor | None
     lm_bias: Tensor | None
+    _int8_rows: Int8Block | None
 
     def __init__(
         self,
@@ -164,6 +166,7 @@ class EagleHead(nn.Module):
             rows, bias = borrowed.weight, borrowed.bias
         self.register_buffer("lm_rows", rows, persistent=False)
         self.register_buffer("lm_bias", bias, persistent=False)
+        self._int8_rows = None
 
     def _add_fusion(self) -> None:
         config = self.config
@@ -177,13 +180,13 @@ class EagleHead(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of its own weights."""
-        return self.fc.weight.dtype
+        """Of what goes through it."""
+        return self.midlayer.post_attention_layernorm.weight.dtype
 
     @property
     def device(self) -> torch.device:
         """Where its own weights are."""
-        return self.fc.weight.device
+        return self.midlayer.post_attention_layernorm.weight.device
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Embeddings of target token ids, int64 [..] -> [.., h]."""
@@ -258,10 +261,28 @@ class EagleHead(nn.Module):
         hidden = self.final(output)
         if self.own_lm_head:
             return _beside(self.lm_head(hidden), hidden, more)
-        if self.lm_rows is not None:
-            products = F.linear(hidden, self.lm_rows, self.lm_bias)
+        products = self._borrowed_rows(hidden)
+        if products is not None:
             return self.ends.finish(_beside(products, hidden, more))
         return self.ends.logits(hidden)
+
+    def quantize(self, kind: str) -> None:
+        """Round the weights of its linear layers, and rows that it borrows, which are its own copies.
+
+        Args:
+            kind: `int8` or `int4`, as in `quantize_linears`; borrowed rows are int8 with either.
+        """
+        quantize_linears(self, kind)
+        if self.lm_rows is not None:
+            self._int8_rows, self.lm_rows = Int8Block(self.lm_rows), None
+
+    def _borrowed_rows(self, hidden: Tensor) -> Tensor | None:
+        """Products with rows of the target's head, [.., h] -> [.., Vd]; None where it has none of them."""
+        if self._int8_rows is None:
+            return None if self.lm_rows is None else F.linear(hidden, self.lm_rows, self.lm_bias)
+        rows = hidden.reshape(-1, hidden.shape[-1])
+        products = self._int8_rows.product(rows).view(*hidden.shape[:-1], -1)
+        return products if self.lm_bias is None else products + self.lm_bias
 
 
 def _beside(products: Tensor, hidden: Tensor, more: LmRows | None) -> Tensor:
