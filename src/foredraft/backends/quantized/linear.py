@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -79,6 +80,11 @@ class QuantizedHead(QuantizedLinear):
         super().__init__(block, (layer.out_features,), 0, layer)
         self._tied = (tied,)  # in a tuple: it is not a part of this module
         self.register_buffer("_plain", block.steps if tied is None else None, persistent=False)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "weight":  # the library ties weights anew: this copy stays as it is
+            return
+        super().__setattr__(name, value)
 
     @property
     def device(self) -> torch.device:
