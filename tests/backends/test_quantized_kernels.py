@@ -48,7 +48,8 @@ def test_products_are_those_of_the_weights_that_it_stands_for(make: Any, dtype: 
     for count in ROWS:
         rows = drawn(count, 64, seed=count).to(dtype)
         found = block.product(rows)
-        assert found.dtype == dtype and found.shape == (count, 97)
+        assert found.dtype == dtype
+        assert found.shape == (count, 97)
         allowed = HALF_ERROR.get(dtype, FLOAT32_ERROR)
         assert relative_error(found, rows.double() @ weights.T) < allowed
 
@@ -122,7 +123,8 @@ def test_what_is_no_number_stays_none() -> None:
     rows = drawn(2, 16)
     rows[0, 3] = math.nan
     found = block.product(rows)
-    assert found[0].isnan().all() and found[1].isfinite().all()
+    assert found[0].isnan().all()
+    assert found[1].isfinite().all()
 
 
 def test_rows_of_zeros_stay_zero() -> None:
@@ -148,14 +150,16 @@ def test_int8_errs_no_more_than_with_the_largest_weight_as_its_scale() -> None:
     errors = (steps * scale[:, None] - weight).square().sum(-1)
     plain = weight.abs().amax(-1, keepdim=True) / 127
     usual = ((weight / plain).round() * plain - weight).square().sum(-1)
-    assert (errors <= 1.1 * usual).all() and (errors / usual).mean() < 1
+    assert (errors <= 1.1 * usual).all()
+    assert (errors / usual).mean() < 1
 
 
 @pytest.mark.parametrize("group", [16, 32])
 def test_int4_is_nearer_than_the_range_of_each_group_in_fifteen_steps(group: int) -> None:
     weight = drawn(32, 96, seed=group)
     steps, worth = quantize_groups(weight, group)
-    assert steps.max() <= 15 and worth.shape == (96 // group, 32, 2)
+    assert steps.max() <= 15
+    assert worth.shape == (96 // group, 32, 2)
     scale, middle = worth.float().transpose(0, 1).repeat_interleave(group, 1).unbind(-1)
     error = ((steps.float() - 8) * scale + middle - weight).square().sum()
     grouped = weight.view(32, -1, group)

@@ -152,7 +152,8 @@ def test_the_head_is_int8_with_int4_too() -> None:
 def test_a_target_knows_its_sizes() -> None:
     usual, target = HFTarget(tiny_llama()), HFTarget(quantized())
     assert (target.vocab_size, target.hidden_size) == (usual.vocab_size, usual.hidden_size)
-    assert target.vocab_size == VOCAB_SIZE and target.scores_trees
+    assert target.vocab_size == VOCAB_SIZE
+    assert target.scores_trees
 
 
 def test_wrapped_layers_and_those_of_other_classes_stay() -> None:
@@ -162,7 +163,8 @@ def test_wrapped_layers_and_those_of_other_classes_stay() -> None:
     first.k_proj.register_forward_hook(lambda *_: seen.append("k"))
     before = first.k_proj
     assert quantize_linears(model, "int8") == LAYER_LINEARS * 2
-    assert first.k_proj is before and isinstance(first.q_proj, QuantizedLinear)
+    assert first.k_proj is before
+    assert isinstance(first.q_proj, QuantizedLinear)
     own_logits(model)
     assert seen == ["k"]
     gpt2 = tiny_gpt2()  # its layers are Conv1D, its head alone is linear
@@ -177,7 +179,7 @@ def test_layers_that_share_their_weights_stay() -> None:
 
 
 def test_what_cannot_be_done_is_said() -> None:
-    with pytest.raises(ConfigError, match="quantize='int3' is not allowed.*int8, int4"):
+    with pytest.raises(ConfigError, match=r"quantize='int3' is not allowed.*int8, int4"):
         quantize_linears(tiny_llama(), "int3")
     with pytest.raises(ModelError, match="LlamaForCausalLM is quantised already; load it anew"):
         quantize_linears(quantized(), "int4")

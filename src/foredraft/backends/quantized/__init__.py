@@ -2,6 +2,13 @@
 
 from foredraft.backends.quantized.int8 import Int8Block
 from foredraft.backends.quantized.linear import QuantizedHead, QuantizedLinear, rows_of
-from foredraft.backends.quantized.model import quantize_linears
+from foredraft.backends.quantized.model import quantize_linears, weight_bytes
 
-__all__ = ["Int8Block", "QuantizedHead", "QuantizedLinear", "quantize_linears", "rows_of"]
+__all__ = [
+    "Int8Block",
+    "QuantizedHead",
+    "QuantizedLinear",
+    "quantize_linears",
+    "rows_of",
+    "weight_bytes",
+]

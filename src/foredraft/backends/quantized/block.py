@@ -22,6 +22,11 @@ class Block(nn.Module):
         super().__init__()
         self.out_features, self.in_features = weight.shape
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights, whoever holds them."""
+        raise NotImplementedError
+
     def product(self, rows: Tensor) -> Tensor:
         """Rows [R, K] times the weights: [R, N], of the rows' dtype.
 

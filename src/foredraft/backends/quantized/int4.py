@@ -58,6 +58,11 @@ class Int4Block(Block):
         self.register_buffer("packed", pack(steps, kernel or BLOCKS[0]))
         self.register_buffer("worth", worth)
 
+    @property
+    def nbytes(self) -> int:
+        """As in `Block`."""
+        return self.packed.nbytes + self.worth.nbytes
+
     def product(self, rows: Tensor) -> Tensor:
         """As in `Block`."""
         if self._has_kernel and rows.dtype == torch.bfloat16 and len(rows) <= KERNEL_ROWS:

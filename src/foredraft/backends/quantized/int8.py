@@ -58,6 +58,11 @@ class Int8Block(Block):
         assert self._steps is not None
         return self._steps
 
+    @property
+    def nbytes(self) -> int:
+        """As in `Block`."""
+        return self.out_features * self.in_features + self.scale.nbytes
+
     def product(self, rows: Tensor) -> Tensor:
         """As in `Block`."""
         if self._kernel is None:

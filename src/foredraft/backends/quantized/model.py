@@ -52,6 +52,14 @@ def quantize_linears(model: Any, kind: str) -> int:
     return count
 
 
+def weight_bytes(model: nn.Module) -> int:
+    """Bytes of all weights that a model holds, quantised or not, each counted once."""
+    blocks = [module for module in model.modules() if isinstance(module, Block)]
+    inside = {id(buffer) for block in blocks for buffer in block.buffers()}
+    others = [t for t in (*model.parameters(), *model.buffers()) if id(t) not in inside]
+    return sum(t.nbytes for t in others) + sum(block.nbytes for block in blocks)
+
+
 def _exchange_head(model: Any) -> int:
     find = getattr(model, "get_output_embeddings", None)
     head = find() if find else getattr(model, "lm_head", None)
