@@ -86,11 +86,15 @@ def write_costs(table: CostTable, file: Path) -> None:
 
 def dtype_of(target: Target) -> str:
     """The dtype of a target, such as `bfloat16` or `bfloat16 with int8 weights`; `unknown` without one."""
-    model = getattr(target, "model", None)
-    dtype, kind = getattr(model, "dtype", None), quantization_of(model)
-    if dtype is None:
-        return "unknown"
-    return str(dtype).removeprefix("torch.") + ("" if kind is None else f" with {kind} weights")
+    dtype = getattr(getattr(target, "model", None), "dtype", None)
+    name = "unknown" if dtype is None else str(dtype).removeprefix("torch.")
+    return with_rounding(name, target)
+
+
+def with_rounding(dtype: str, target: Target) -> str:
+    """The name of a dtype, and what the target's weights were rounded to, if they were."""
+    kind = quantization_of(getattr(target, "model", None))
+    return dtype if kind is None else f"{dtype} with {kind} weights"
 
 
 def _hardware(device: torch.device) -> str:
