@@ -161,6 +161,7 @@ SAMPLED = ("--temperature", "1.5", "--seed", "3")
         ("--repetition-penalty", "1", "3", ()),
         ("--stop", "never there", "the", ("--temperature", "0", "--repetition-penalty", "0.2")),
         ("--dtype", "float32", "bfloat16", ("--max-new-tokens", "200")),
+        ("--quantize", "int8", "int4", ("--max-new-tokens", "200")),
     ],
 )
 def test_two_values_of_an_option_give_two_answers(
@@ -236,6 +237,7 @@ def test_a_seed_that_was_drawn_is_reported(folder: Path) -> None:
         (("--tree", "wide"), "tree 'wide'"),
         (("--drafter", "none", "--tree", "2"), "has no meaning for method 'autoregressive'"),
         (("--dtype", "int3"), "--dtype 'int3' is not allowed; give one of float32"),
+        (("--quantize", "int3"), "--quantize 'int3' is not allowed; did you mean 'int8'?"),
         (("--device", "cuda:7"), "--device 'cuda:7' is not available"),
         (("--device", "tpu"), "--device 'tpu' is not available"),
         (("--temperature", "-1"), "--temperature -1.0 is not allowed"),

@@ -78,6 +78,21 @@ def done(folder: Path, suite: Path, tmp_path_factory: pytest.TempPathFactory) ->
     return out
 
 
+def test_rounded_weights_are_named_and_make_another_run(
+    folder: Path, suite: Path, tmp_path: Path
+) -> None:
+    rounded = ("--quantize", "int8", "--methods", "ngram,hf", "--limit", "1")
+    assert run(folder, suite, tmp_path, *rounded).exit_code == 0
+    document = json.loads((tmp_path / "results.json").read_text())
+    assert document["provenance"]["dtype"] == "float32 with int8 weights"
+    assert all(row["identical"] == "yes" for row in document["rows"])
+    assert "float32 with int8 weights" in (tmp_path / "report.md").read_text()
+    assert json.loads((tmp_path / PLAN).read_text())["quantize"] == "int8"
+    other = run(folder, suite, tmp_path, *rounded[2:])
+    assert other.exit_code == USAGE
+    assert "holds a run with --quantize 'int8', and this one has None" in other.stderr
+
+
 def test_a_run_leaves_tables_plots_and_what_they_are_made_of(done: Path) -> None:
     names = {file.name for file in done.iterdir()}
     assert {PLAN, COSTS, RECORDS, "results.json", "report.md", "speedup.png"} <= names

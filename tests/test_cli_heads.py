@@ -105,6 +105,21 @@ def test_calibrate_times_a_head(
     assert passes.nodes == (1, 4)
 
 
+def test_rounded_weights_are_priced_and_traced_as_such(
+    folders: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FOREDRAFT_HOME", str(tmp_path))
+    named = ["--model", folders[0], "--drafter", folders[1], "--quantize", "int8"]
+    grid = ["--nodes", "1,4", "--contexts", "16", "--budget", "0.2", "--dtype", "float32"]
+    table = document(run("calibrate", *named, *grid, "--json"))
+    assert table["provenance"]["dtype"] == "float32 with int8 weights"
+    assert all("int8" in file.name for file in (tmp_path / "costs").iterdir())
+    request = ["--prompt", "the cat", "--dtype", "float32", "--max-new-tokens", "4"]
+    files = ["--out", str(tmp_path / "trace.html"), "--data", str(tmp_path / "trace.json")]
+    assert run("trace", *named, *request, *files).exit_code == 0
+    assert json.loads((tmp_path / "trace.json").read_text())["dtype"].endswith("int8 weights")
+
+
 def test_trace_shows_a_head(folders: tuple[str, str], tmp_path: Path) -> None:
     model, head = folders
     page = tmp_path / "trace.html"

@@ -32,6 +32,9 @@ METHODS = (
 )
 """Names of the recipes in `engine/recipes.py`, here so that help can list them without loading PyTorch."""
 
+QUANTIZATIONS = ("int8", "int4")
+"""What weights can be rounded to when a model is loaded."""
+
 LEAST_TEMPERATURE = 1e-5
 """Logits divided by less would overflow float32; 0 means greedy."""
 
@@ -219,3 +222,11 @@ _RULES: Mapping[str, _Rule] = {
 def default_of(options: type, name: str) -> Any:
     """The default of a dataclass field, so that a command-line flag need not repeat it."""
     return next(f.default for f in dataclasses.fields(options) if f.name == name)
+
+
+def check_quantization(kind: str | None) -> None:
+    """Raise a `ConfigError` unless it is None or one of `QUANTIZATIONS`."""
+    if kind is not None and kind not in QUANTIZATIONS:
+        raise ConfigError(
+            f"quantize={kind!r} is not allowed; {suggestion(str(kind), QUANTIZATIONS)}"
+        )

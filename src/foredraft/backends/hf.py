@@ -19,6 +19,7 @@ from foredraft.backends.hf_state import HFState, ShownState, TappedState
 from foredraft.backends.hf_taps import HeadInputs, Shown, Taps
 from foredraft.backends.joint_pass import Joining
 from foredraft.backends.kv_cache import KVCache
+from foredraft.backends.quantized import QuantizedLinear
 from foredraft.backends.tree_attention import TreeMasks
 from foredraft.errors import ModelError
 from foredraft.meeting import Serve
@@ -86,7 +87,10 @@ class HFTarget:
     @property
     def hidden_size(self) -> int | None:
         """Numbers of what the language-model head reads; None where its weights do not tell."""
-        weight = getattr(self.model.get_output_embeddings(), "weight", None)
+        head = self.model.get_output_embeddings()
+        if isinstance(head, QuantizedLinear):
+            return head.in_features
+        weight = getattr(head, "weight", None)
         return int(weight.shape[1]) if isinstance(weight, Tensor) and weight.dim() == 2 else None
 
     @property

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from foredraft.backends.kv_layout import KVLayout, refuse_state
+from foredraft.backends.quantized import QuantizedLinear
 from foredraft.errors import ModelError
 
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
@@ -48,9 +49,15 @@ def _native_cache(model: Any) -> Any:
         ) from error
 
 
+def head_rows(model: Any) -> int:
+    """Rows of the language-model head, padding included."""
+    head = model.get_output_embeddings()
+    return head.out_features if isinstance(head, QuantizedLinear) else int(head.weight.shape[0])
+
+
 def vocab_size(model: Any, tokenizer: Any | None) -> int:
     """V: ids that both the head and the tokenizer know, so that padding is never emitted."""
-    rows = int(model.get_output_embeddings().weight.shape[0])
+    rows = head_rows(model)
     return rows if tokenizer is None else min(rows, _tokenizer_size(tokenizer))
 
 

@@ -10,17 +10,14 @@ as before.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from foredraft.backends.own_pass import in_own_pass, keep, kept
-
-GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-"""Names of siblings, in the order of their calls."""
+from foredraft.backends.own_pass import in_own_pass
+from foredraft.backends.siblings import hand_out, joinable, siblings, take
 
 
 def join_linears(model: nn.Module) -> int:
@@ -29,7 +26,7 @@ def join_linears(model: nn.Module) -> int:
     Parameters then share their storage, which some ways to save a model take for tied weights: join
     models that nobody else keeps.
     """
-    groups = [group for group in _siblings(model) if _joinable(group)]
+    groups = [group for group in siblings(model) if joinable(group)]
     for group in groups:
         _join(group)
     return len(groups)
@@ -92,22 +89,17 @@ class _Siblings:
         """The output of one of the layers; None where it has to compute it itself."""
         if layer.place == 0:
             return self._first(layer, hidden)
-        last = kept()
-        if not isinstance(last, _Product) or last.siblings is not self:
+        part = take(self, hidden, layer.place, len(self._sizes))
+        if part is None or self._layers[layer.place]() is not layer:
             return None
-        mine = last.hidden is hidden and self._layers[layer.place]() is layer
-        if layer.place == len(self._sizes) - 1:
-            keep(None)
-        return last.parts[layer.place] if mine else None
+        return part
 
     def _first(self, layer: _JoinedLinear, hidden: Tensor) -> Tensor | None:
         block = self._whole_block()
         if block is None or self._layers[0]() is not layer:
             return None
         product = linear(hidden, *block)
-        parts: tuple[Tensor, ...] = torch.split(product, self._sizes, -1)
-        keep(_Product(self, hidden, parts))
-        return parts[0]
+        return hand_out(self, hidden, torch.split(product, self._sizes, -1))
 
     def _whole_block(self) -> tuple[Tensor, Tensor | None] | None:
         """Weight and bias of all, while every layer still has its part of them; then the memory goes."""
@@ -123,14 +115,6 @@ class _Siblings:
             return self._block
         self._block = None
         return None
-
-
-class _Product(NamedTuple):
-    """What a thread computed last."""
-
-    siblings: _Siblings
-    hidden: Tensor
-    parts: tuple[Tensor, ...]
 
 
 def _lie_in(block: Tensor, parts: Sequence[Tensor | None]) -> bool:
@@ -166,40 +150,3 @@ def _join(layers: Sequence[nn.Linear]) -> None:
     siblings = _Siblings(joined, weight, bias)
     for one in joined:
         one.siblings = siblings
-
-
-def _siblings(model: nn.Module) -> Iterator[list[nn.Linear]]:
-    for module in model.modules():
-        for names in GROUPS:
-            found = [getattr(module, name, None) for name in names]
-            if all(type(layer) is nn.Linear for layer in found):
-                yield [layer for layer in found if isinstance(layer, nn.Linear)]
-
-
-def _joinable(layers: Sequence[nn.Linear]) -> bool:
-    """Plain layers of one input, in one place, that nobody else has wrapped or shares."""
-    first = layers[0]
-    if len({id(layer.weight) for layer in layers}) < len(layers):
-        return False
-    return all(
-        _is_plain(layer)
-        and layer.in_features == first.in_features
-        and layer.weight.device == first.weight.device
-        and layer.weight.dtype == first.weight.dtype
-        and (layer.bias is None) == (first.bias is None)
-        for layer in layers
-    )
-
-
-def _is_plain(layer: nn.Linear) -> bool:
-    """A layer with numbers of its own, which computes in the usual way."""
-    weight = layer.weight
-    numbers = type(weight) is nn.Parameter and type(weight.data) is Tensor
-    return (
-        numbers
-        and weight.is_floating_point()
-        and weight.device.type != "meta"
-        and not weight.is_inference()
-        and "forward" not in vars(layer)
-        and not (layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks)
-    )

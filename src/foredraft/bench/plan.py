@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from foredraft.bench.suites import Suite, fingerprint, read_suites
-from foredraft.config import GenerationOptions
+from foredraft.config import GenerationOptions, check_quantization
 from foredraft.errors import ConfigError, suggestion
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class BenchPlan:
         repeats: how often each prompt is answered by each method.
         max_new_tokens, temperature, top_p, top_k, seed: the request; when sampling, question i of a suite
             has seed + i.
-        dtype, device: as in `foredraft.load`.
+        dtype, device, quantize: as in `foredraft.load`.
 
     Raises:
         ConfigError: a suite, method or option that does not exist, a method named twice, a method that
@@ -55,10 +55,12 @@ class BenchPlan:
     seed: int = 0
     dtype: str | None = None
     device: str | None = None
+    quantize: str | None = None
 
     def __post_init__(self) -> None:
         if self.repeats < 1:
             raise ConfigError(f"repeats={self.repeats} measures nothing; give 1 or more")
+        check_quantization(self.quantize)
         _ = self.options, self.contestants, self.questions  # each raises what is wrong with it
 
     @cached_property

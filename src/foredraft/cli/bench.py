@@ -17,6 +17,7 @@ from foredraft.bench.plan import BenchPlan, split_methods
 from foredraft.cli import common
 from foredraft.cli.bench_papers import quality, reproduce
 from foredraft.cli.bench_profile import profile
+from foredraft.cli.bench_quantized import quantized
 from foredraft.cli.failures import FAILURE, clear_failures
 from foredraft.cli.interrupts import INTERRUPTED, noticed_interrupts
 from foredraft.config import METHODS, default_of
@@ -32,6 +33,7 @@ app = typer.Typer(no_args_is_help=True, help="Measure methods and peers on the s
 app.command()(reproduce)
 app.command()(quality)
 app.command()(profile)
+app.command()(quantized)
 
 
 def _default(name: str) -> Any:
@@ -76,6 +78,7 @@ def run(
     ] = _default("seed"),
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or auto.")] = None,
     device: Annotated[str | None, typer.Option(help="Such as cpu or cuda:0.")] = None,
+    quantize: common.Quantize = None,
     repeats: Annotated[int, typer.Option(help="Answers of each method to each prompt.")] = _default(
         "repeats"
     ),
@@ -100,6 +103,7 @@ def run(
             seed=seed,
             dtype=dtype,
             device=device,
+            quantize=quantize,
         )
         _run_and_report(plan, RunFolder(out))
 

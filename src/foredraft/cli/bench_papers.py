@@ -95,6 +95,7 @@ def reproduce(
     seed: Annotated[int, typer.Option(help="Question i of a suite has seed + i.")] = _bench("seed"),
     dtype: common.Dtype = None,
     device: common.Device = None,
+    quantize: common.Quantize = None,
 ) -> None:
     """Run a paper's line-up here, and report it beside the figures that the paper prints.
 
@@ -117,6 +118,7 @@ def reproduce(
             seed=seed,
             dtype=dtype,
             device=device,
+            quantize=quantize,
         )
         check_libraries()
         _reproduce(plan, out)

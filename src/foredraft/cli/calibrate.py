@@ -46,6 +46,7 @@ def calibrate(
     drafter: common.Drafter = None,
     dtype: common.Dtype = None,
     device: common.Device = None,
+    quantize: common.Quantize = None,
     nodes: Annotated[str, typer.Option(help="Rows of a pass, comma-separated.")] = _listed(NODES),
     contexts: Annotated[
         str, typer.Option(help="Tokens cached before it, comma-separated.")
@@ -69,7 +70,9 @@ def calibrate(
         from foredraft.engine.load import best_method
 
         name = best_method(model, drafter)
-        engine = common.load_engine(model, method=name, drafter=drafter, dtype=dtype, device=device)
+        engine = common.load_engine(
+            model, method=name, drafter=drafter, dtype=dtype, device=device, quantize=quantize
+        )
         table = _measure(engine, name, grid, budget, options)
         _show(table, model, grid, as_json)
         _keep(table, engine, model, out)

@@ -81,6 +81,11 @@ ForceVocabulary = Annotated[
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or auto.")]
 Device = Annotated[str | None, typer.Option(help="Such as cpu or cuda:0.")]
 
+Quantize = Annotated[
+    str | None,
+    typer.Option(help="int8 or int4: round the weights of models and heads as they are loaded."),
+]
+
 
 def read_prompt(prompt: str | None) -> str:
     """The prompt as typed, or from stdin.
@@ -109,7 +114,7 @@ def console(stderr: bool = False) -> Console:
 
 def load_engine(model: str, **choices: Any) -> Engine:
     """The engine, with progress on stderr and the libraries' own chatter off."""
-    with _starting(console(stderr=True)) as report:
+    with starting(console(stderr=True)) as report:
         from foredraft.engine.load import load
 
         return load(model, **choices, report=report)
@@ -119,7 +124,7 @@ def load_bare(
     model: str, dtype: str | None, device: str | None, console: Console
 ) -> tuple[Any, Any]:
     """The `transformers` model and its tokenizer, likewise."""
-    with _starting(console) as report:
+    with starting(console) as report:
         from foredraft.engine.load import load_models
 
         models = load_models(model, dtype=dtype, device=device, report=report)
@@ -130,14 +135,14 @@ def load_drafting(
     model: str, drafter: str | Path, dtype: str | None, device: str | None, console: Console
 ) -> Models:
     """A model and what drafts for it, likewise."""
-    with _starting(console) as report:
+    with starting(console) as report:
         from foredraft.engine.load import load_models
 
         return load_models(model, drafter, dtype=dtype, device=device, report=report)
 
 
 @contextmanager
-def _starting(console: Console) -> Iterator[Callable[[str], None]]:
+def starting(console: Console) -> Iterator[Callable[[str], None]]:
     """A line that says what is loaded; the libraries are silent."""
     with console.status("starting") as status:
         from transformers.utils import logging

@@ -40,6 +40,7 @@ def generate(
     force_vocabulary: common.ForceVocabulary = False,
     dtype: common.Dtype = None,
     device: common.Device = None,
+    quantize: common.Quantize = None,
     compare: Annotated[
         bool, typer.Option("--compare", help="Decode plainly too, and show both.")
     ] = False,
@@ -76,6 +77,7 @@ def generate(
             roots=roots,
             dtype=dtype,
             device=device,
+            quantize=quantize,
             force_vocabulary=force_vocabulary,
         )
         words = common.as_prompt(text, engine, raw)

@@ -41,6 +41,7 @@ def trace(
     force_vocabulary: common.ForceVocabulary = False,
     dtype: common.Dtype = None,
     device: common.Device = None,
+    quantize: common.Quantize = None,
     out: Annotated[Path, typer.Option(help="The page; replaced if it exists.")] = Path(
         "trace.html"
     ),
@@ -73,6 +74,7 @@ def trace(
             roots=roots,
             dtype=dtype,
             device=device,
+            quantize=quantize,
             force_vocabulary=force_vocabulary,
         )
         label = common.method_label(method, model, drafter, tree=tree, verifier=verifier)

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from foredraft.backends.hf import HFTarget
-from foredraft.backends.hf_facts import text_config
+from foredraft.backends.hf_facts import head_rows, text_config
+from foredraft.backends.quantized import QuantizedHead, rows_of
 from foredraft.errors import ConfigError, ModelError
 
 Take = Literal["first", "even", "last"]
@@ -115,7 +116,7 @@ def build_student(
         draft_vocab_size=None if draft_ids is None else len(draft_ids),
         target=target_facts(target_model),
     )
-    ids = None if draft_ids is None else draft_ids.to(_head_weight(target_model).device)
+    ids = None if draft_ids is None else draft_ids.to(_device(target_model))
     return StudentModel(model.eval(), facts, owned, ids)
 
 
@@ -145,7 +146,7 @@ def target_facts(model: Any) -> dict[str, Any]:
         "architecture": type(model).__name__,
         "num_hidden_layers": config.num_hidden_layers,
         "hidden_size": config.hidden_size,
-        "vocab_size": int(_head_weight(model).shape[0]),
+        "vocab_size": head_rows(model),
     }
 
 
@@ -168,8 +169,11 @@ def _fill(model: Any, target_model: Any, picks: Sequence[int]) -> dict[str, nn.P
     place = _layers_name(target_model)
     ends = (model.get_input_embeddings(), model.get_output_embeddings())
     owned: dict[str, nn.Parameter] = {}
-    for name, module in model.named_modules(remove_duplicate=False):
+    for name, module in list(model.named_modules(remove_duplicate=False)):
         source = _counterpart(target_model, name, place, picks)
+        if isinstance(source, QuantizedHead):
+            model.set_output_embeddings(source)
+            continue
         for key, parameter in list(module._parameters.items()):
             if parameter is None:
                 continue
@@ -218,10 +222,11 @@ def _replace_head(
     A bias stays the target's, row by row.
     """
     full = target_model.get_output_embeddings()
-    weight, bias = full.weight.detach(), getattr(full, "bias", None)
-    rows = slice(None) if draft_ids is None else draft_ids.to(weight.device)
+    bias = getattr(full, "bias", None)
+    rows = slice(None) if draft_ids is None else draft_ids.to(_device(target_model))
+    weight = rows_of(full, rows)
     head = nn.Linear(weight.shape[1], 1, bias=bias is not None, device="meta")
-    head.weight = nn.Parameter(weight[rows].clone(), requires_grad=own)
+    head.weight = nn.Parameter(weight, requires_grad=own)
     if bias is not None:
         head.bias = nn.Parameter(bias.detach()[rows].clone(), requires_grad=False)
     head.out_features = head.weight.shape[0]
@@ -230,6 +235,7 @@ def _replace_head(
     return {f"{name}.weight": head.weight} if own else {}
 
 
-def _head_weight(model: Any) -> Tensor:
-    weight: Tensor = model.get_output_embeddings().weight
-    return weight
+def _device(model: Any) -> torch.device:
+    """Where token ids go in."""
+    device: torch.device = model.get_input_embeddings().weight.device
+    return device

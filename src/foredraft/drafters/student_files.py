@@ -74,7 +74,7 @@ def load_student(folder: str | Path, target_model: Any) -> StudentModel:
     folder = Path(folder)
     config = _read_config(folder)
     _check_target(folder, config, target_model)
-    dtype = target_model.get_output_embeddings().weight.dtype
+    dtype = target_model.get_input_embeddings().weight.dtype
     tensors = unpack(read_tensors(folder), dtype)
     ids = tensors.pop(DRAFT_IDS, None)
     _check_ids(folder, ids, config)

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from foredraft.backends.identity import DIGITS, weights_digest
+from foredraft.backends.identity import costs_digest
 from foredraft.costs import BUSY_SPREAD, CostTable, DraftCosts
 from foredraft.engine.calibration import calibrate, draft_model
 from foredraft.engine.cost_files import dtype_of, load_costs, save_costs
@@ -68,7 +68,7 @@ def drafter_key(engine: Engine) -> str:
     if model is None:
         return COPIES
     weights = getattr(model, "head", None) or getattr(model, "model", None)
-    return weights_digest(weights)[:DIGITS] if isinstance(weights, nn.Module) else "draft model"
+    return costs_digest(weights) if isinstance(weights, nn.Module) else "draft model"
 
 
 def keep_costs(table: CostTable, engine: Engine) -> None:
@@ -102,7 +102,7 @@ def _kept(engine: Engine, key: str) -> CostTable | None:
 def _name(target: Target) -> str | None:
     """What a target's table is kept by; None for one whose weights are not known."""
     model: Any = getattr(target, "model", None)
-    return weights_digest(model)[:DIGITS] if isinstance(model, nn.Module) else None
+    return costs_digest(model) if isinstance(model, nn.Module) else None
 
 
 def _measure(engine: Engine, key: str) -> CostTable:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from foredraft.backends.identity import quantization_of
 from foredraft.costs import CostTable
 from foredraft.errors import ConfigError
 from foredraft.files import write_json
@@ -84,9 +85,16 @@ def write_costs(table: CostTable, file: Path) -> None:
 
 
 def dtype_of(target: Target) -> str:
-    """The dtype of a target's weights, such as `bfloat16`; `unknown` where it does not tell."""
+    """The dtype of a target, such as `bfloat16` or `bfloat16 with int8 weights`; `unknown` without one."""
     dtype = getattr(getattr(target, "model", None), "dtype", None)
-    return "unknown" if dtype is None else str(dtype).removeprefix("torch.")
+    name = "unknown" if dtype is None else str(dtype).removeprefix("torch.")
+    return with_rounding(name, target)
+
+
+def with_rounding(dtype: str, target: Target) -> str:
+    """The name of a dtype, and what the target's weights were rounded to, if they were."""
+    kind = quantization_of(getattr(target, "model", None))
+    return dtype if kind is None else f"{dtype} with {kind} weights"
 
 
 def _hardware(device: torch.device) -> str:

@@ -14,6 +14,7 @@ from foredraft import zoo
 from foredraft.backends.hf_loading import hub_reachable
 from foredraft.backends.identity import target_identity
 from foredraft.backends.joined_linears import join_linears
+from foredraft.backends.quantized import quantize_linears
 from foredraft.drafters.eagle.checkpoint import is_head_folder, load_head
 from foredraft.drafters.eagle.fields import TargetSizes, check_fits
 from foredraft.drafters.eagle.head import EagleHead
@@ -129,8 +130,10 @@ def own_source(method: Method, model: Any) -> Path | None:
     return ships.get(name, Path(folder))
 
 
-def read_head(source: Any, target: Target) -> EagleHead:
+def read_head(source: Any, target: Target, quantize: str | None = None) -> EagleHead:
     """A head for a loaded target, from itself, a folder, or a repository of the hub.
+
+    With `quantize`, the weights of one that is read are rounded; one that was given stays as it is.
 
     Raises:
         ConfigError: the target is no Hugging Face model.
@@ -147,7 +150,10 @@ def read_head(source: Any, target: Target) -> EagleHead:
     path = Path(os.path.expanduser(source))
     folder = path if os.path.exists(path) else _fetch(str(source))
     head = load_head(folder, model)
-    join_linears(head)
+    if quantize is None:
+        join_linears(head)
+    else:
+        head.quantize(quantize)
     _warn_of_others_weights(folder, model)
     return head
 
@@ -157,8 +163,10 @@ def is_student(source: Any) -> bool:
     return isinstance(source, str | Path) and is_student_folder(os.path.expanduser(source))
 
 
-def read_student(source: str | Path, target: Target, tokenizer: Any | None) -> Student:
-    """A draft model that was cut from this target, from its folder.
+def read_student(
+    source: str | Path, target: Target, tokenizer: Any | None, quantize: str | None = None
+) -> Student:
+    """A draft model that was cut from this target, from its folder; with `quantize`, its weights are rounded.
 
     Raises:
         ConfigError: the target is no Hugging Face model.
@@ -171,7 +179,10 @@ def read_student(source: str | Path, target: Target, tokenizer: Any | None) -> S
             f"the target is {type(target).__name__}"
         )
     folder = Path(os.path.expanduser(source))
-    student = Student(load_student(folder, model), tokenizer)
+    loaded = load_student(folder, model)
+    if quantize is not None:
+        quantize_linears(loaded.model, quantize)
+    student = Student(loaded, tokenizer)
     _warn_of_others_weights(folder, model)
     return student
 

@@ -12,6 +12,8 @@ from foredraft.backends import own_memory
 from foredraft.backends.hf import HFTarget
 from foredraft.backends.hf_loading import load_hf
 from foredraft.backends.joined_linears import join_linears
+from foredraft.backends.quantized import quantize_linears
+from foredraft.config import check_quantization
 from foredraft.drafters.eagle.head import EagleHead
 from foredraft.drafters.vocabulary import check_same_vocabulary
 from foredraft.engine.adaptive_costs import with_prices
@@ -49,6 +51,7 @@ def load(
     dtype: str | None = None,
     device: str | None = None,
     device_map: Any | None = None,
+    quantize: str | None = None,
     revision: str | None = None,
     trust_remote_code: bool = False,
     force_vocabulary: bool = False,
@@ -78,6 +81,8 @@ def load(
             bfloat16 where the hardware has it and float32 elsewhere.
         device: such as `"cpu"` or `"cuda:0"`; None takes a GPU where there is one.
         device_map: as in `transformers`, to spread a model over devices.
+        quantize: `"int8"` or `"int4"`: round the weights of the linear layers of every model and head that is
+            loaded by name, and free the originals. The text is that of the rounded target, whatever drafts.
         revision: branch, tag or commit on the hub.
         trust_remote_code: allow model code from the hub.
         force_vocabulary: use a drafter whose tokens differ; the text stays right all the same.
@@ -104,6 +109,7 @@ def load(
         dtype=dtype,
         device=device,
         device_map=device_map,
+        quantize=quantize,
         revision=revision,
         trust_remote_code=trust_remote_code,
         force_vocabulary=force_vocabulary,
@@ -172,6 +178,7 @@ def load_models(
     needed: Collection[Kind] = (),
     methods: Collection[Method] = (),
     tokenizer: Any | None = None,
+    quantize: str | None = None,
     revision: str | None = None,
     force_vocabulary: bool = False,
     report: Callable[[str], None] = lambda message: None,
@@ -187,15 +194,17 @@ def load_models(
     Other arguments and errors as in `load`.
     """
     check_model(model)
+    _check_quantize(quantize, model)
     sources = Sources.find(model, drafter, needed, methods)
     heads, drafts = sources.of_kind("head"), sources.of_kind("draft model")
     _refuse_unused(options, revision, model, drafts.values(), force_vocabulary)
     report(f"loading {_name(model)}")
+    options["quantize"] = quantize
     target, tokenizer = _load_model(model, tokenizer, report, revision=revision, **options)
     loaded_heads, loaded_drafts = {}, {}
     for place, source in heads.items():
         report(f"loading head {_name(source)}")
-        loaded_heads[place] = read_head(source, target)
+        loaded_heads[place] = read_head(source, target, quantize)
     for place, source in drafts.items():
         report(f"loading draft model {_name(source)}")
         loaded_drafts[place] = _load_draft(
@@ -223,7 +232,7 @@ def _load_draft(
 ) -> Target:
     """A draft model that was cut from the target, or one of its own with the same tokens."""
     if is_student(source):
-        return read_student(source, target, tokenizer)
+        return read_student(source, target, tokenizer, options.get("quantize"))
     draft, draft_tokenizer = _load_model(source, None, **options)
     if tokenizer is not None and draft_tokenizer is not None and not force_vocabulary:
         check_same_vocabulary(tokenizer, draft_tokenizer)
@@ -284,7 +293,12 @@ def best_method(
 
 
 def _load_model(
-    source: Any, tokenizer: Any | None, report: Callable[[str], None], **options: Any
+    source: Any,
+    tokenizer: Any | None,
+    report: Callable[[str], None],
+    *,
+    quantize: str | None = None,
+    **options: Any,
 ) -> tuple[Target, Any | None]:
     """A backend and its tokenizer from any form a model may come in."""
     if isinstance(tokenizer, str | Path):
@@ -300,9 +314,23 @@ def _load_model(
     if path is source and (meant := nearly(name, zoo.EMBEDDED)):
         raise ModelError(f"there is no model {name!r}; did you mean {meant!r}?")
     model, tokenizer = load_hf(path, **options)
-    join_linears(model)
+    if quantize is None:
+        join_linears(model)
+    else:
+        report(f"quantising {name} to {quantize}")
+        quantize_linears(model, quantize)
     own_memory.settle(model)
     return HFTarget(model, tokenizer), tokenizer
+
+
+def _check_quantize(kind: str | None, model: Any) -> None:
+    """Nothing is done to a model that the user holds."""
+    check_quantization(kind)
+    if kind is not None and not _is_name(model):
+        raise ConfigError(
+            f"quantize={kind!r} cannot be applied to an already loaded model; give its name or folder "
+            "instead, or leave quantize out"
+        )
 
 
 def _refuse_unused(

@@ -35,7 +35,8 @@ class ReproducePlan:
             that ship for the model's draft model, of the kind that fits the temperature, and `none` none.
         structures: of AdaEAGLE: fixed trees and hybrids too, which the adaptive policy is held against.
         predictors: of AdaEAGLE: more length predictors, by name or folder.
-        model, suites, drafter, limit, repeats, max_new_tokens, seed, dtype, device: as in `BenchPlan`.
+        model, suites, drafter, limit, repeats, max_new_tokens, seed, dtype, device, quantize: as in
+            `BenchPlan`.
 
     Raises:
         ConfigError: an unknown paper, no temperature or one twice, or as in `BenchPlan`.
@@ -56,6 +57,7 @@ class ReproducePlan:
     seed: int = 0
     dtype: str | None = None
     device: str | None = None
+    quantize: str | None = None
 
     def __post_init__(self) -> None:
         if self.paper not in PAPERS:
@@ -118,6 +120,7 @@ class ReproducePlan:
             seed=self.seed,
             dtype=self.dtype,
             device=self.device,
+            quantize=self.quantize,
         )
 
     def as_dict(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from foredraft.bench.trace.names import TokenNames
 from foredraft.bench.trace.rounds import TokenKind, TracedRound, read_round
 from foredraft.bench.trace.watch import Watch, watched
 from foredraft.config import GenerationOptions
+from foredraft.engine.cost_files import with_rounding
 from foredraft.engine.engine import Engine
 from foredraft.engine.prompts import Prompt
 from foredraft.errors import ConfigError
@@ -82,7 +83,7 @@ class TraceDocument:
     method: str
     verifier: str
     dtype: str
-    """Of the target's logits."""
+    """Of the target's logits, and what its weights were rounded to."""
     temperature: float
     seed: int | None
     """None when greedy."""
@@ -136,7 +137,7 @@ def make_trace(
         model=model,
         method=method,
         verifier=type(engine.verifier).__name__.removesuffix("Verifier").lower(),
-        dtype=rounds[0].dtype,
+        dtype=with_rounding(rounds[0].dtype, engine.target),
         temperature=options.temperature,
         seed=result.seed,
         prompt=_prompt_text(prompt, result.prompt_ids, engine),

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from foredraft.backends.identity import quantization_of
 from foredraft.drafters import int8_rows
 from foredraft.drafters.eagle import layouts
 from foredraft.drafters.eagle.config import HeadConfig
@@ -103,8 +104,10 @@ def save_head(
     Raises:
         ConfigError: an unknown layout, embeddings to be left out that are the head's own, or a layout that
             cannot say what the target does to the logits of a borrowed language-model head.
-        ModelError: the disk refused it.
+        ModelError: the disk refused it, or the head is quantised.
     """
+    if quantization_of(head) is not None:
+        raise ModelError("a quantised head cannot be saved; save the one that it was made from")
     if layout not in LAYOUTS:
         raise ConfigError(f"unknown layout {layout!r} of a head; available: {', '.join(LAYOUTS)}")
     if with_embeddings is False and head.own_embeddings:

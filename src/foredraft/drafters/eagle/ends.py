@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from foredraft.backends.quantized import QuantizedHead, rows_of
+
 
 @dataclass(frozen=True, slots=True)
 class LmRows:
@@ -91,6 +93,13 @@ class TargetEnds:
         return weight
 
     @property
+    def head_device(self) -> torch.device:
+        """Where the language-model head is."""
+        if isinstance(self.lm_head, QuantizedHead):
+            return self.lm_head.device
+        return self.lm_rows.device
+
+    @property
     def lm_bias(self) -> Tensor | None:
         """[rows] the language-model head's bias, if it has one."""
         bias = getattr(self.lm_head, "bias", None)
@@ -99,9 +108,9 @@ class TargetEnds:
 
     def rows_of(self, token_ids: Tensor) -> LmRows:
         """The rows of these tokens, int64 [N], where the target is and of its dtype."""
-        ids = token_ids.to(self.lm_rows.device)
+        ids = token_ids.to(self.head_device)
         bias = None if self.lm_bias is None else self.lm_bias.detach()[ids]
-        return LmRows(self.lm_rows.detach()[ids], bias)
+        return LmRows(rows_of(self.lm_head, ids), bias)
 
     @property
     def _embed_weight(self) -> Tensor:
@@ -111,7 +120,7 @@ class TargetEnds:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[.., h] -> [.., rows], where and of what dtype `hidden` is, whatever the target's are."""
-        logits: Tensor = self.lm_head(hidden.to(self.lm_rows)).to(hidden)
+        logits: Tensor = self.lm_head(hidden.to(self.head_device, self.dtype)).to(hidden)
         return self.finish(logits)
 
     def finish(self, logits: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from foredraft.backends.hf_facts import head_rows
 from foredraft.drafters.eagle.config import HeadConfig, Variant, check_rope, published_taps
 from foredraft.drafters.eagle.layouts import QKV
 from foredraft.errors import ConfigError, ModelError
@@ -39,7 +40,7 @@ class TargetSizes:
     def of(cls, model: Any) -> TargetSizes:
         """The sizes of a Hugging Face causal language model."""
         config = model.config.get_text_config(decoder=True)
-        rows = int(model.get_output_embeddings().weight.shape[0])
+        rows = head_rows(model)
         return cls(int(config.hidden_size), int(config.num_hidden_layers), rows)
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from foredraft.backends.quantized import Int8Block, quantize_linears
 from foredraft.drafters.eagle.config import HeadConfig, Variant
 from foredraft.drafters.eagle.ends import LmRows, TargetEnds
 from foredraft.drafters.eagle.layer import Attend, MidLayer, RMSNorm
@@ -41,6 +42,7 @@ class EagleHead(nn.Module):
     target_ids: Tensor | None
     lm_rows: Tensor | None
     lm_bias: Tensor | None
+    _int8_rows: Int8Block | None
 
     def __init__(
         self,
@@ -84,6 +86,7 @@ class EagleHead(nn.Module):
             rows, bias = borrowed.weight, borrowed.bias
         self.register_buffer("lm_rows", rows, persistent=False)
         self.register_buffer("lm_bias", bias, persistent=False)
+        self._int8_rows = None
 
     def _add_fusion(self) -> None:
         config = self.config
@@ -97,13 +100,13 @@ class EagleHead(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of its own weights."""
-        return self.fc.weight.dtype
+        """Of what goes through it."""
+        return self.midlayer.post_attention_layernorm.weight.dtype
 
     @property
     def device(self) -> torch.device:
         """Where its own weights are."""
-        return self.fc.weight.device
+        return self.midlayer.post_attention_layernorm.weight.device
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Embeddings of target token ids, int64 [..] -> [.., h]."""
@@ -185,13 +188,35 @@ class EagleHead(nn.Module):
         if self.own_lm_head:
             products: Tensor = self.lm_head(hidden)
             return products
-        if self.lm_rows is not None:
-            return F.linear(hidden, self.lm_rows, self.lm_bias)
-        return self.ends.logits(hidden)
+        borrowed = self._borrowed_rows(hidden)
+        return self.ends.logits(hidden) if borrowed is None else borrowed
 
     def beside(self, products: Tensor, hidden: Tensor, more: LmRows | None) -> Tensor:
         """Logits [.., Vd + E] from products [.., Vd], and from those of E other rows."""
-        if self.own_lm_head or self.lm_rows is not None:
+        if self.own_lm_head or self._borrows_rows:
             logits = products if more is None else torch.cat([products, more.logits(hidden)], -1)
             return logits if self.own_lm_head else self.ends.finish(logits)
         return products
+
+    def quantize(self, kind: str) -> None:
+        """Round the weights of its linear layers, and rows that it borrows, which are its own copies.
+
+        Args:
+            kind: `int8` or `int4`, as in `quantize_linears`; borrowed rows are int8 with either.
+        """
+        quantize_linears(self, kind)
+        if self.lm_rows is not None:
+            self._int8_rows, self.lm_rows = Int8Block(self.lm_rows), None
+
+    @property
+    def _borrows_rows(self) -> bool:
+        """Whether it has copies of some rows of the target's head."""
+        return self.lm_rows is not None or self._int8_rows is not None
+
+    def _borrowed_rows(self, hidden: Tensor) -> Tensor | None:
+        """Products with rows of the target's head, [.., h] -> [.., Vd]; None where it has none of them."""
+        if self._int8_rows is None:
+            return None if self.lm_rows is None else F.linear(hidden, self.lm_rows, self.lm_bias)
+        rows = hidden.reshape(-1, hidden.shape[-1])
+        products = self._int8_rows.product(rows).view(*hidden.shape[:-1], -1)
+        return products if self.lm_bias is None else products + self.lm_bias
