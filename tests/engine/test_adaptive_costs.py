@@ -20,6 +20,7 @@ from foredraft.policies.prices import Prices
 from tests.drafters.eagle_rounds import make_head
 from tests.tiny_models import tiny_llama
 
+pytestmark = pytest.mark.measures
 MODEL = tiny_llama()
 TARGET = HFTarget(MODEL)
 HEAD = make_head(MODEL, "eagle3")
