@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -113,6 +113,31 @@ def load_engine(model: str, **choices: Any) -> Engine:
         from foredraft.engine.load import load
 
         return load(model, **choices, report=report)
+
+
+def load_engines(
+    model: str, methods: Sequence[str], drafter: str | None, **options: Any
+) -> dict[str, Engine]:
+    """Engines for several methods, by their names, likewise; they share the weights.
+
+    Raises:
+        ConfigError: a method that is unknown, or lacks what it drafts with.
+    """
+    with _starting(console(stderr=True)) as report:
+        from foredraft.engine.load import load_models
+        from foredraft.methods import parse_method
+
+        parsed = {name: parse_method(name) for name in methods}
+        needed = {method.needs_given for method in parsed.values()}
+        models = load_models(
+            model,
+            drafter,
+            needed=[kind for kind in needed if kind is not None],
+            methods=tuple(parsed.values()),
+            report=report,
+            **options,
+        )
+        return {name: models.engine(method, report=report) for name, method in parsed.items()}
 
 
 def load_bare(
