@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
+import httpx
 from openai import OpenAI
 
 from foredraft import Engine
@@ -24,7 +25,7 @@ from tests.tiny_folders import byte_tokenizer
 from tests.tiny_models import tiny_llama
 
 MODEL = "tiny"
-CONTEXT = 512
+CONTEXT = 192
 PLAIN, NGRAM, TREE = "autoregressive", "ngram", "speculative:tree=2,2"
 
 
@@ -57,6 +58,7 @@ class Live:
     def __init__(self, service: Service, server: DrainingServer) -> None:
         self.service, self.server = service, server
         self.url = f"http://127.0.0.1:{server.port}"
+        self.http = httpx.Client(base_url=self.url, timeout=60)
 
     def client(self, key: str = "any", retries: int = 0) -> OpenAI:
         """The official client."""
@@ -77,9 +79,11 @@ def live(
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     wait_until(lambda: server.started)
+    running = Live(service, server)
     try:
-        yield Live(service, server)
+        yield running
     finally:
+        running.http.close()
         server.should_exit = True
         thread.join(30)
         assert not thread.is_alive(), "the server did not end"

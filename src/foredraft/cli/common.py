@@ -118,26 +118,11 @@ def load_engine(model: str, **choices: Any) -> Engine:
 def load_engines(
     model: str, methods: Sequence[str], drafter: str | None, **options: Any
 ) -> dict[str, Engine]:
-    """Engines for several methods, by their names, likewise; they share the weights.
-
-    Raises:
-        ConfigError: a method that is unknown, or lacks what it drafts with.
-    """
+    """Engines for several methods, by their names, likewise; they share the weights."""
     with _starting(console(stderr=True)) as report:
-        from foredraft.engine.load import load_models
-        from foredraft.methods import parse_method
+        from foredraft.engine.several import load_several
 
-        parsed = {name: parse_method(name) for name in methods}
-        needed = {method.needs_given for method in parsed.values()}
-        models = load_models(
-            model,
-            drafter,
-            needed=[kind for kind in needed if kind is not None],
-            methods=tuple(parsed.values()),
-            report=report,
-            **options,
-        )
-        return {name: models.engine(method, report=report) for name, method in parsed.items()}
+        return load_several(model, methods, drafter=drafter, report=report, **options)
 
 
 def load_bare(
