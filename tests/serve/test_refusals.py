@@ -50,7 +50,7 @@ WRONG: dict[str, list[Any]] = {
     "min_p": [-0.1, 1.1],
     "presence_penalty": [-2.1, 2.1],
     "frequency_penalty": [-2.1, 2.1],
-    "repetition_penalty": [0, -1],
+    "repetition_penalty": [0, -1, 1e-9],
     "logit_bias": [{"a": 1}, {"-1": 1}, {"999": 1}, {"5": 101}, {"5": "1"}, [5]],
     "seed": [1.5, "1", 2**70],
     "stop": ["", ["a", ""], ["a"] * 5, 5, [5]],

@@ -8,14 +8,14 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel
 
 from foredraft import __version__
 from foredraft.results import Result
 from foredraft.serve.answers import Answers
 from foredraft.serve.chat import chat_ask, chat_chunks, chat_document
-from foredraft.serve.errors import add_handlers
+from foredraft.serve.errors import add_handlers, as_api_error
 from foredraft.serve.gate import CLIENT_LEFT, Gate
 from foredraft.serve.metrics import TEXT
 from foredraft.serve.schemas import ChatRequest, TextRequest
@@ -42,6 +42,17 @@ class ErrorDocument(BaseModel):
 ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": ErrorDocument, "description": "Refused"},
     "5XX": {"model": ErrorDocument, "description": "Failed"},
+}
+
+
+ANSWERS: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The answers, whole or as events",
+        "content": {
+            "application/json": {"schema": {"type": "object"}},
+            "text/event-stream": {},
+        },
+    },
 }
 
 
@@ -77,7 +88,7 @@ def create_app(service: Service) -> FastAPI:
 def _answering(service: Service) -> APIRouter:
     router = APIRouter()
 
-    @router.post("/v1/chat/completions", response_model=None)
+    @router.post("/v1/chat/completions", response_model=None, responses=ANSWERS)
     async def chat(body: ChatRequest, request: Request) -> Response:
         """Answer a chat."""
         ask, answers = await service.admit(body, 1, chat_ask)
@@ -87,7 +98,7 @@ def _answering(service: Service) -> APIRouter:
         results = await _results(answers, request)
         return _response(None if results is None else chat_document(service, ask, results))
 
-    @router.post("/v1/completions", response_model=None)
+    @router.post("/v1/completions", response_model=None, responses=ANSWERS)
     async def text(body: TextRequest, request: Request) -> Response:
         """Continue a text."""
         ask, answers = await service.admit(body, len(body.prompts), text_ask)
@@ -126,7 +137,7 @@ def _telling(service: Service) -> APIRouter:
         status = "ok" if working else "shutting down" if service.worker.alive else "down"
         return JSONResponse({"status": status}, 200 if working else 503)
 
-    @router.get("/metrics", response_model=None)
+    @router.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Counts and times for Prometheus."""
         return Response(service.metrics.exposition(), media_type=TEXT)
@@ -139,12 +150,18 @@ def _response(document: dict[str, Any] | None) -> Response:
 
 
 async def _results(answers: Answers, request: Request) -> list[Result] | None:
-    """All answers, whole; None if the client has left before."""
+    """All answers, whole; None if the client has left before.
+
+    Raises:
+        ApiError: what the client is told of an error.
+    """
     collecting = asyncio.ensure_future(answers.results())
     leaving = asyncio.ensure_future(_disconnected(request))
     try:
         await asyncio.wait((collecting, leaving), return_when=asyncio.FIRST_COMPLETED)
         return collecting.result() if collecting.done() else None
+    except Exception as error:
+        raise as_api_error(error) from error
     finally:
         answers.cancel()
         collecting.cancel()
