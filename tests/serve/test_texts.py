@@ -9,7 +9,7 @@ import pytest
 from openai import OpenAI
 
 from foredraft import Result
-from tests.serve.live import MODEL, PLAIN, TREE, Live, engines, live, tokenizer
+from tests.serve.live import CONTEXT, MODEL, PLAIN, TREE, Live, engines, live, tokenizer
 
 PROMPT = "the cat sat"
 IDS = [60, 70, 80, 90]
@@ -75,6 +75,13 @@ def test_prompts_come_in_four_forms(client: OpenAI, name: str, echo: bool) -> No
 def test_answers_have_16_tokens_where_nothing_is_said(client: OpenAI) -> None:
     response = asked(client, max_tokens=None, extra_body={"ignore_eos": True})
     assert response.usage.completion_tokens == 16
+
+
+def test_answers_have_what_room_there_is_where_nothing_is_said(client: OpenAI) -> None:
+    response = asked(
+        client, prompt=[60] * (CONTEXT - 5), max_tokens=None, extra_body={"ignore_eos": True}
+    )
+    assert response.usage.completion_tokens == 5
 
 
 @pytest.mark.parametrize("method", [PLAIN, TREE])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import ipaddress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -102,6 +103,13 @@ def _name_of(model: str) -> str:
     return Path(model).expanduser().resolve().name if Path(model).expanduser().exists() else model
 
 
+def _is_local(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def _load(
     model: str, methods: str | None, drafter: str | None, **options: Any
 ) -> dict[str, Engine]:
@@ -117,4 +125,6 @@ def _run(settings: ServeSettings, engines: dict[str, Engine], host: str, port: i
 
     console = common.console(stderr=True)
     console.print(f"{settings.model_name}: {', '.join(engines)}")
+    if not settings.api_keys and not _is_local(host):
+        console.print(f"{host} is open to others, and no --api-key is set: anybody may ask")
     serve_until_signal(Service(settings, engines), host, port, console.print)

@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 
 from foredraft.errors import ConfigError, PromptError, suggestion
 from foredraft.serve.answers import TimeLimitError
+from foredraft.serve.grammar import GrammarError
 from foredraft.serve.schemas import UNSUPPORTED, fields_at
 from foredraft.serve.worker import QueueFullError, ShuttingDownError
 
@@ -84,6 +85,8 @@ def as_api_error(error: Exception) -> ApiError:
         return ApiError(503, str(error), code="shutting_down", headers=RETRY_AFTER)
     if isinstance(error, TimeLimitError):
         return ApiError(504, str(error), code="time_limit", headers=NO_RETRY)
+    if isinstance(error, GrammarError):
+        return ApiError(400, str(error), param="response_format", code="grammar_failed")
     logger.error("a request failed", exc_info=error)
     if isinstance(error, MemoryError) or "out of memory" in str(error):
         return ApiError(503, "the server has not enough memory for this; ask for fewer tokens")

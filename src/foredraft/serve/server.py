@@ -51,12 +51,14 @@ class DrainingServer(uvicorn.Server):
         try:
             await super().startup(sockets)
         except SystemExit:
-            host, port = self.config.host, self.config.port
             raise ConfigError(
-                f"the server cannot listen at {host}:{port}; give another --host or --port"
+                f"the server cannot listen at host={self.config.host!r}, port={self.config.port}; give others"
             ) from None
         if self.started:
-            self._report(f"listening at http://{self.config.host}:{self.port}/v1")
+            host = self.config.host
+            self._report(
+                f"listening at http://{f'[{host}]' if ':' in host else host}:{self.port}/v1"
+            )
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The signal handler."""

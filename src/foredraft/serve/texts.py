@@ -24,16 +24,15 @@ def text_ask(service: Service, body: TextRequest) -> Ask:
     if body.logprobs is not None:
         _ = service.tokens  # which their text needs
     prompt_logprobs = body.logprobs if body.echo else None
+    limit = service.settings.max_tokens
     return ask(
         engine,
         method,
         body.prompts,
         options_of(body, logprobs=body.logprobs, prompt_logprobs=prompt_logprobs),
         body,
-        wanted=min(DEFAULT_MAX_TOKENS, service.settings.max_tokens)
-        if body.max_tokens is None
-        else body.max_tokens,
-        limit=service.settings.max_tokens,
+        wanted=body.max_tokens,
+        limit=min(DEFAULT_MAX_TOKENS, limit) if body.max_tokens is None else limit,
     )
 
 
