@@ -133,7 +133,7 @@ def test_methods_are_chosen_by_the_request_and_change_no_text(client: OpenAI, me
     response = asked(client, **extra(foredraft={"method": method}))
     assert response.choices[0].message.content == expected().text
     told = response.usage.model_extra["foredraft"]
-    assert told["method"] == method
+    assert (told["method"], told["lossless"]) == (method, True)
     assert (told["drafted_tokens"] > 0) == (method == TREE)  # there is nothing to copy here
     assert told["accepted_tokens"] <= response.usage.completion_tokens
     assert told["seed"] == SEED

@@ -15,6 +15,7 @@ from tests.serve.live import CONTEXT, MODEL, Live, live
 MESSAGES: Any = [{"role": "user", "content": "the cat"}]
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 DEEP = "[" * 100_000
+MANY = {str(token): 0 for token in range(1025)}
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +52,7 @@ WRONG: dict[str, list[Any]] = {
     "presence_penalty": [-2.1, 2.1],
     "frequency_penalty": [-2.1, 2.1],
     "repetition_penalty": [0, -1, 1e-9],
-    "logit_bias": [{"a": 1}, {"-1": 1}, {"999": 1}, {"5": 101}, {"5": "1"}, [5]],
+    "logit_bias": [{"a": 1}, {"-1": 1}, {"999": 1}, {"5": 101}, {"5": "1"}, [5], MANY],
     "seed": [1.5, "1", 2**70],
     "stop": ["", ["a", ""], ["a"] * 5, 5, [5]],
     "min_tokens": [-1, 200],

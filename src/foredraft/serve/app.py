@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -96,7 +97,7 @@ def _answering(service: Service) -> APIRouter:
             chunks = chat_chunks(service, ask, answers, body.wants_usage)
             return EventStream(chunks, answers.cancel)
         results = await _results(answers, request)
-        return _response(None if results is None else chat_document(service, ask, results))
+        return await _response(results, partial(chat_document, service, ask))
 
     @router.post("/v1/completions", response_model=None, responses=ANSWERS)
     async def text(body: TextRequest, request: Request) -> Response:
@@ -105,7 +106,7 @@ def _answering(service: Service) -> APIRouter:
         if body.stream:
             return EventStream(text_chunks(service, ask, answers, body), answers.cancel)
         results = await _results(answers, request)
-        return _response(None if results is None else text_document(service, ask, body, results))
+        return await _response(results, partial(text_document, service, ask, body))
 
     return router
 
@@ -145,8 +146,13 @@ def _telling(service: Service) -> APIRouter:
     return router
 
 
-def _response(document: dict[str, Any] | None) -> Response:
-    return Response(status_code=CLIENT_LEFT) if document is None else JSONResponse(document)
+async def _response(
+    results: list[Result] | None, document: Callable[[list[Result]], dict[str, Any]]
+) -> Response:
+    """The document of answers, written in a thread: log-probabilities may make it long."""
+    if results is None:
+        return Response(status_code=CLIENT_LEFT)
+    return await asyncio.to_thread(lambda: JSONResponse(document(results)))
 
 
 async def _results(answers: Answers, request: Request) -> list[Result] | None:

@@ -12,10 +12,12 @@ from foredraft.config import GenerationOptions
 from foredraft.engine.engine import Engine, Stream
 from foredraft.engine.prompts import Prompt, encode_prompt
 from foredraft.errors import ConfigError, PromptError
+from foredraft.results import Result
 from foredraft.sampling.randomness import fresh_seed
 from foredraft.serve.answers import Start
 from foredraft.serve.grammar import GrammarProcessor
 from foredraft.serve.schemas import Shared
+from foredraft.serve.usage import usage_of
 
 DEFAULT_TEMPERATURE = 1.0
 """As OpenAI has it."""
@@ -42,6 +44,10 @@ class Ask:
     max_tokens: tuple[int, ...]
     num_choices: int
     matcher: LLMatcher | None = None
+
+    def usage(self, results: Sequence[Result]) -> dict[str, Any]:
+        """What all its answers cost."""
+        return usage_of(results, self.prompts, self.method, self.engine.lossless)
 
     def starts(self) -> list[Start]:
         """One for each answer; those to the first prompt come first."""

@@ -15,7 +15,6 @@ from foredraft.serve.jobs import Finished
 from foredraft.serve.logprobs import chat_logprobs
 from foredraft.serve.schemas import ChatRequest
 from foredraft.serve.service import Service
-from foredraft.serve.usage import usage_of
 
 
 def chat_ask(service: Service, body: ChatRequest) -> Ask:
@@ -57,7 +56,7 @@ def chat_document(service: Service, ask: Ask, results: Sequence[Result]) -> dict
     return {
         **service.head("chatcmpl", "chat.completion", ask.method),
         "choices": choices,
-        "usage": usage_of(results, ask.prompts, ask.method),
+        "usage": ask.usage(results),
     }
 
 
@@ -80,7 +79,7 @@ async def chat_chunks(
             piece = _piece(index, {"content": event.step.text}, logprobs)
             yield {**head, "choices": [piece]}
     if wants_usage:
-        usage = usage_of(list(results.values()), ask.prompts, ask.method)
+        usage = ask.usage(list(results.values()))
         yield {**head, "choices": [], "usage": usage}
 
 

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 MAX_STOPS = 4
 MAX_LIKELIEST = 20
+MAX_BIASES = 1024
 UNSUPPORTED = frozenset(
     {
         "annotations",
@@ -40,6 +41,7 @@ UNSUPPORTED = frozenset(
 
 Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 TokenId = Annotated[str, Field(pattern=r"^[0-9]{1,10}$")]
+Bias = Annotated[float, Field(ge=-100, le=100)]
 StopText = Annotated[str, Field(min_length=1)]
 PromptIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 
@@ -83,7 +85,7 @@ class Shared(Strict):
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, ge=0.01, le=10)
-    logit_bias: dict[TokenId, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    logit_bias: Annotated[dict[TokenId, Bias], Field(max_length=MAX_BIASES)] | None = None
     seed: Int64 | None = None
     stop: StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None = None
     min_tokens: int | None = Field(None, ge=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -12,7 +13,6 @@ from foredraft.serve.jobs import Finished, Stepped
 from foredraft.serve.logprobs import TextLogprobs
 from foredraft.serve.schemas import TextRequest
 from foredraft.serve.service import Service
-from foredraft.serve.usage import usage_of
 
 DEFAULT_MAX_TOKENS = 16
 """As OpenAI has it."""
@@ -113,14 +113,17 @@ def text_document(
     return {
         **service.head("cmpl", "text_completion", ask.method),
         "choices": choices,
-        "usage": usage_of(results, ask.prompts, ask.method),
+        "usage": ask.usage(results),
     }
 
 
 async def text_chunks(
     service: Service, ask: Ask, answers: Answers, body: TextRequest
 ) -> AsyncIterator[dict[str, Any]]:
-    """The response in pieces; each choice ends with one that has its `finish_reason` and no text."""
+    """The response in pieces; each choice ends with one that has its `finish_reason` and no text.
+
+    They are made in a thread: the log-probabilities of an echoed prompt may be many.
+    """
     head = service.head("cmpl", "text_completion", ask.method)
     if body.wants_usage:
         head["usage"] = None
@@ -131,8 +134,8 @@ async def text_chunks(
         if isinstance(event, Finished):
             results[index] = event.result
             yield {**head, "choices": [choices[index].end(event.result)]}
-        elif (piece := choices[index].step(event)) is not None:
+        elif (piece := await asyncio.to_thread(choices[index].step, event)) is not None:
             yield {**head, "choices": [piece]}
     if body.wants_usage:
-        usage = usage_of(list(results.values()), ask.prompts, ask.method)
+        usage = ask.usage(list(results.values()))
         yield {**head, "choices": [], "usage": usage}

@@ -29,7 +29,7 @@ METRICS = (
 
 
 def usage_of(
-    results: Sequence[Result], prompts: Iterable[Sequence[int]], method: str
+    results: Sequence[Result], prompts: Iterable[Sequence[int]], method: str, lossless: bool
 ) -> dict[str, Any]:
     """Counts of one request.
 
@@ -37,6 +37,7 @@ def usage_of(
         results: of all its answers.
         prompts: of the request; each counts once, however many answers it has.
         method: that made them.
+        lossless: whether it follows the model's own law.
     """
     pooled = Statistics.pool(result.stats for result in results).as_dict()
     num_prompt = sum(len(prompt) for prompt in prompts)
@@ -47,6 +48,7 @@ def usage_of(
         "total_tokens": num_prompt + num_answer,
         "foredraft": {
             "method": method,
+            "lossless": lossless,
             "seed": results[0].seed,
             **{name: pooled[name] for name in METRICS},
         },
