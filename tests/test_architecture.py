@@ -16,7 +16,7 @@ SOURCE = Path(foredraft.__file__).parent
 ROOT = "foredraft"
 
 LAYERS = (
-    {"errors"},
+    {"errors", "meeting"},
     {"config", "files"},
     {"tree"},
     {"tree_merging"},

@@ -277,7 +277,7 @@ def test_a_layer_that_silently_does_not_write_is_an_error(
     llama: HFTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = started(llama, tokens(4))
-    layer = state._cache.layers[1]
+    layer = state.cache.layers[1]
     monkeypatch.setattr(layer, "update", lambda keys, values, *_, **__: (keys, values))
     with pytest.raises(CacheError, match=r"layer 1 wrote 0 rows .* 1 were expected"):
         state.score([5], [-1])
@@ -393,7 +393,7 @@ def test_a_cache_set_for_generate_is_not_used() -> None:
     target = HFTarget(model)
     text, ids = tokens(9), tokens(len(TREE))
     state = started(target, text)
-    assert not isinstance(state._cache, StaticCache)
+    assert not isinstance(state.cache, StaticCache)
     assert_equal_rows(state.score(ids, TREE), path_rows(target, text, ids, TREE))
 
 
@@ -401,10 +401,10 @@ def test_buffers_are_reused_and_leak_nothing() -> None:
     target = HFTarget(tiny_llama())
     state = started(target, tokens(40))
     state.score(tokens(5), [-1, 0, 0, 1, 2])
-    buffers = state._cache
+    buffers = state.cache
     state.close()
     other = target.start(900)
-    assert other._cache is buffers
+    assert other.cache is buffers
     assert other.length == 0
     other.prefill([5, 6])
     assert_equal_rows(other.score([7], [-1])[0], alone(target, [5, 6, 7]))

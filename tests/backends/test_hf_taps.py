@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from foredraft import Engine
-from foredraft.backends import hf
+from foredraft.backends import hf_state
 from foredraft.backends.hf import HFTarget
 from foredraft.backends.hf_taps import FeatureBuffer
 from foredraft.errors import CacheError, ModelError
@@ -56,7 +56,7 @@ def test_features_are_the_hidden_states_of_the_committed_text(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last index is the state after the final norm, the first the embeddings as the model has them."""
-    monkeypatch.setattr(hf, "MAX_TREE_NODES", 4)  # a prompt in chunks
+    monkeypatch.setattr(hf_state, "MAX_TREE_NODES", 4)  # a prompt in chunks
     model = TREE_MODELS[name]()
     taps = range(model.config.get_text_config().num_hidden_layers + 1)
     state = HFTarget(model).start_tapped(64, taps)

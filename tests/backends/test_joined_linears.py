@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from foredraft.backends.hf import HFTarget
-from foredraft.backends.joined_linears import join_linears
+from foredraft.backends.joined_linears import join_linears, joint_product
 from foredraft.backends.own_pass import own_pass
 from tests.tiny_models import tiny_gemma3, tiny_gpt2, tiny_llama, tiny_mistral
 
@@ -232,3 +232,21 @@ def test_threads_do_not_mix_their_products() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_a_whole_product_is_its_parts_behind_one_another() -> None:
+    model = biased_llama()
+    attention = model.model.layers[0].self_attn
+    layers = [attention.q_proj, attention.k_proj, attention.v_proj]
+    hidden = torch.randn(2, 3, 32, generator=torch.Generator().manual_seed(0))
+    expected = torch.cat([layer(hidden) for layer in layers], -1)
+    with own_pass():
+        assert joint_product(layers, hidden) is None
+        join_linears(model)
+        product = joint_product(layers, hidden)
+        assert product is not None
+        torch.testing.assert_close(product, expected)
+        assert joint_product(layers[:2], hidden) is None
+        attention.k_proj.weight = torch.nn.Parameter(attention.k_proj.weight.clone())
+        assert joint_product(layers, hidden) is None
+    assert joint_product(layers, hidden) is None

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from foredraft import ConfigError, Engine, GenerationOptions
-from foredraft.backends import hf
+from foredraft.backends import hf_state
 from foredraft.backends.hf import HFTarget
 from foredraft.backends.table import TableModel
 from foredraft.drafters.eagle import drafter as eagle_drafter
@@ -165,7 +165,7 @@ def test_a_prompt_in_chunks_drafts_as_one_in_a_piece(
     head = narrow_head(llama.model)
     engine = Engine(llama, EagleDrafter(head), POLICIES["dynamic"])
     whole = engine.generate(prompt, GREEDY, ignore_eos=True)
-    monkeypatch.setattr(hf, "MAX_TREE_NODES", 16)
+    monkeypatch.setattr(hf_state, "MAX_TREE_NODES", 16)
     monkeypatch.setattr(eagle_drafter, "MAX_TREE_NODES", 16)
     chunked = engine.generate(prompt, GREEDY, ignore_eos=True)
     assert chunked.token_ids == whole.token_ids

@@ -81,7 +81,10 @@ def test_each_column_is_the_targets_logit_of_its_token(make: Any, texts: list[li
         words.add(text)
     output = torch.randn(2, head.config.hidden_size, generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
-        logits, whole = words.logits(output), head.ends.logits(head.norm(output))
+        logits, whole = (
+            head.project(head.final(output), words.more),
+            head.ends.logits(head.norm(output)),
+        )
     ids = words.ids
     assert ids is not None
     torch.testing.assert_close(logits, whole[:, ids])
@@ -109,7 +112,9 @@ def test_the_latest_tokens_stay_where_room_ends(texts: list[list[int]], room: in
     output = torch.randn(1, head.config.hidden_size, generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
         whole = head.ends.logits(head.norm(output))
-        torch.testing.assert_close(words.logits(output), whole[:, words.ids])
+        torch.testing.assert_close(
+            head.project(head.final(output), words.more), whole[:, words.ids]
+        )
 
 
 def own_row_head(
@@ -149,7 +154,9 @@ def test_rows_that_were_not_learnt_go_through_the_map_of_those_that_were(make: A
     output = torch.randn(2, size, generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
         whole = head.norm(output) @ (head.ends.lm_rows * head.ends.logit_scale @ turn).T
-        torch.testing.assert_close(words.logits(output), whole[:, words.ids], atol=1e-2, rtol=1e-3)
+        torch.testing.assert_close(
+            head.project(head.final(output), words.more), whole[:, words.ids], atol=1e-2, rtol=1e-3
+        )
 
 
 def test_other_heads_keep_to_their_tokens() -> None:

@@ -2,18 +2,23 @@
 
 The query heads that share a key-value head become further rows of one product, under the same mask. On a
 CPU, `scaled_dot_product_attention` with `enable_gqa`, or with repeated keys, copies what it reads.
+
+In a pass over several sequences each attends to its own cache (`joint_pass`). The mask is folded, and made
+additive, once a pass: the library would do it anew in every layer.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from foredraft.backends.own_pass import in_own_pass
+from foredraft.backends.own_pass import in_own_pass, joint_pass, once
+from foredraft.backends.split_attention import context_rows, split_attention, splits
 
 SDPA = "sdpa"
 MOST_ROWS = 32
@@ -48,8 +53,28 @@ def grouped_attention(
     Returns:
         [B, N, Hq, D], and no weights.
     """
+    joint = joint_pass()
+    if joint is None or not joint.is_apart:
+        return _attend(module, query, key, value, attention_mask, given)
+    attended = [
+        _attend(module, query[:, :, part], keys, values, mask, given)[0]
+        for part, keys, values, mask in joint.seen(key, attention_mask)
+    ]
+    return torch.cat(attended, 1), None
+
+
+def _attend(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    given: dict[str, Any],
+) -> tuple[Tensor, None]:
+    """Attention of one sequence; arguments as in `grouped_attention`."""
     rows, groups = query.shape[2], query.shape[1] // key.shape[1]
-    ours = in_own_pass() and groups > 1 and query.device.type == "cpu"
+    split = splits(query, attention_mask)
+    ours = in_own_pass() and (split or (groups > 1 and query.device.type == "cpu"))
     if not (ours and _foldable(rows, attention_mask, given)):
         attended: tuple[Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, **given
@@ -57,8 +82,13 @@ def grouped_attention(
         return attended
     batch, heads, _, width = query.shape
     folded = query.reshape(batch, key.shape[1], groups * rows, width)
-    mask = None if attention_mask is None else attention_mask.repeat(1, 1, groups, 1)
-    output = scaled_dot_product_attention(folded, key, value, mask, scale=given.get("scaling"))
+    mask = None if attention_mask is None else _folded(attention_mask, groups, query.dtype)
+    scale = given.get("scaling")
+    if split and mask is not None:
+        before = context_rows(attention_mask)
+        output = split_attention(folded, key, value, mask, before, scale)
+    else:
+        output = scaled_dot_product_attention(folded, key, value, mask, scale=scale)
     output = output.view(batch, heads, rows, value.shape[-1])
     return output.transpose(1, 2).contiguous(), None
 
@@ -72,3 +102,16 @@ def _foldable(rows: int, mask: Tensor | None, given: dict[str, Any]) -> bool:
     if mask is None:
         return rows == 1
     return rows <= MOST_ROWS and mask.shape[1] == 1 and mask.shape[2] == rows
+
+
+def _folded(mask: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
+    """The additive mask [B, 1, groups * N, L] of folded rows, made once a pass."""
+
+    def fold() -> Tensor:
+        additive = mask
+        if mask.dtype == torch.bool:
+            additive = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
+            additive.masked_fill_(~mask, -torch.inf)
+        return additive.repeat(1, 1, groups, 1)
+
+    return once(mask, ("folded", groups, dtype), fold)

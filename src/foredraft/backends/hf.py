@@ -2,77 +2,32 @@
 
 from __future__ import annotations
 
-import inspect
+import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from foredraft.backends import hf_facts, hf_probe
-from foredraft.backends.grouped_attention import use_grouped_attention
-from foredraft.backends.hf_taps import FeatureBuffer, HeadInputs, Taps
+from foredraft.backends.forward_pass import ForwardPass
+from foredraft.backends.grouped_attention import SDPA, use_grouped_attention
+from foredraft.backends.hf_passes import Scoring, ScoringPasses
+from foredraft.backends.hf_state import HFState, ShownState, TappedState
+from foredraft.backends.hf_taps import HeadInputs, Shown, Taps
+from foredraft.backends.joint_pass import Joining
 from foredraft.backends.kv_cache import KVCache
-from foredraft.backends.own_pass import own_pass
-from foredraft.backends.tree_attention import Topology, TreeMasks
-from foredraft.config import MAX_TREE_NODES
-from foredraft.errors import ModelError, VocabularyError
+from foredraft.backends.tree_attention import TreeMasks
+from foredraft.errors import ModelError
+from foredraft.meeting import Serve
 
 PROBE_CAPACITY = 64
+SPARE_CACHES = 8
+"""Buffers of finished sequences that are kept for the next ones."""
 
-
-class ForwardPass:
-    """Calls the model with the arguments that it understands."""
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-        self.device: torch.device = model.get_input_embeddings().weight.device
-        self.num_rows: int = model.get_input_embeddings().weight.shape[0]
-        known = inspect.signature(model.forward).parameters
-        self._takes_positions = "position_ids" in known
-        self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in known else {}
-
-    @torch.inference_mode()
-    def __call__(
-        self,
-        token_ids: Sequence[int],
-        *,
-        cache: KVCache | None = None,
-        positions: Tensor | None = None,
-        mask: Any = None,
-        last_only: bool = False,
-    ) -> Tensor:
-        """Logits [N, rows of the head]; where the model can, only the last row if no more is asked.
-
-        Args:
-            token_ids: [N] tokens.
-            cache: where to write; None computes without a cache.
-            positions: int64 [N]; None counts on from the cache.
-            mask: what `TreeMasks.build` gave; None leaves masks to the model.
-            last_only: nothing but the last row will be read.
-        """
-        arguments: dict[str, Any] = dict(self._last_only) if last_only else {}
-        if cache is not None:
-            arguments["cache"] = cache
-        if positions is not None and self._takes_positions:
-            arguments["position_ids"] = positions[None]
-        ids = torch.tensor([self._checked(token_ids)], device=self.device)
-        with own_pass():
-            output = self._model(
-                input_ids=ids, attention_mask=mask, use_cache=cache is not None, **arguments
-            )
-        logits: Tensor = output.logits[0]
-        return logits.to(self.device)
-
-    def _checked(self, token_ids: Sequence[int]) -> list[int]:
-        if min(token_ids) < 0 or max(token_ids) >= self.num_rows:
-            wrong = next(i for i in token_ids if not 0 <= i < self.num_rows)
-            raise VocabularyError(
-                f"token id {wrong} is not in the model's vocabulary of {self.num_rows}; "
-                "check that the prompt was made with this model's tokenizer"
-            )
-        return list(token_ids)
+__all__ = ["ForwardPass", "HFState", "HFTarget", "ShownState", "TappedState"]
 
 
 class HFTarget:
@@ -108,11 +63,14 @@ class HFTarget:
         self._context_length = hf_facts.context_length(hf_facts.text_config(model))
         self._eos_token_ids = hf_facts.eos_token_ids(model, tokenizer)
         self._accelerators = [d for d in hf_facts.devices(model) if d.type != "cpu"]
-        # One cache to reuse. A deque's pop and append are atomic, so threads may share the target.
-        self._spare: deque[KVCache] = deque(maxlen=1)
+        # Caches to reuse. A deque's pop and append are atomic, so threads may share the target.
+        self._spare: deque[KVCache] = deque(maxlen=SPARE_CACHES)
         self.taps = Taps(model)
         self.head_inputs = HeadInputs(model)
         self.layout = hf_probe.learn_layout(model, self.device)
+        self.passes = ScoringPasses(self)
+        self._joining: tuple[Joining | None] | None = None  # not tried out yet
+        self._lock = threading.Lock()
         self.masks = self._masks_that_work()
 
     @property
@@ -177,6 +135,56 @@ class HFTarget:
         cache.reset()
         self._spare.append(cache)
 
+    @contextmanager
+    def watching(self) -> Iterator[Shown]:
+        """What the pass inside shows of its rows; complete once it has ended."""
+        with self.taps.collecting() as states, self.head_inputs.collecting() as heads:
+            yield Shown(states, heads)
+
+    @property
+    def serve(self) -> Serve:
+        """What its states ask to score their nodes; see `JoiningTarget`."""
+        return self.passes.run
+
+    @property
+    def joining(self) -> Joining | None:
+        """How one pass joins rows of several sequences; None where each needs a pass of its own.
+
+        Tried out when it is first asked for.
+        """
+        with self._lock:
+            if self._joining is None:
+                self._joining = (self._joining_that_works(),)
+            return self._joining[0]
+
+    def _joining_that_works(self) -> Joining | None:
+        if self.masks is None or not self.forward.takes_positions:
+            return None
+        attends_by_ours = self.model.config._attn_implementation == SDPA
+        ways = [Joining.APART, Joining.WHOLE] if attends_by_ours else [Joining.WHOLE]
+        return next((joining for joining in ways if self._joins(joining)), None)
+
+    def _joins(self, joining: Joining) -> bool:
+        """Whether two sequences score in one pass as each does alone."""
+        states = [self.start(PROBE_CAPACITY) for _ in range(2)]
+        try:
+            error = hf_probe.joint_error(
+                states,
+                lambda nodes: self.passes.together(
+                    [Scoring(s, tuple(nodes), 0) for s in states], joining
+                ),
+                self.vocab_size,
+            )
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception:  # whatever such a model says of two sequences
+            return False
+        finally:
+            for state in states:
+                state.close()
+            self._spare.clear()  # buffers of this size are of no use to anybody
+        return error <= hf_probe.tolerance(self.model.dtype)
+
     def synchronize(self) -> None:
         """Wait for the devices."""
         for device in self._accelerators:
@@ -214,107 +222,3 @@ class HFTarget:
 
     def _alone(self, token_ids: Sequence[int]) -> Tensor:
         return self.forward(token_ids)[:, : self.vocab_size]
-
-
-class HFState:
-    """One sequence in an `HFTarget`; see the `ModelState` protocol."""
-
-    def __init__(self, target: HFTarget, cache: KVCache) -> None:
-        self._target = target
-        self._cache = cache
-        self._topology = Topology(target.device)
-        self._parents: list[int] = []
-
-    @property
-    def length(self) -> int:
-        """Committed tokens."""
-        return self._cache.length
-
-    def prefill(self, token_ids: Sequence[int]) -> None:
-        """Commit tokens in chunks, without reading logits. Nothing may be pending."""
-        assert not self._parents, "commit or roll back before a prefill"
-        for start in range(0, len(token_ids), MAX_TREE_NODES):
-            chunk = token_ids[start : start + MAX_TREE_NODES]
-            self._run(chunk, last_only=True)
-            self.commit(range(len(chunk)))
-
-    def score(self, token_ids: Sequence[int], parents: Sequence[int]) -> Tensor:
-        """Score N more pending nodes in one pass.
-
-        Args:
-            token_ids: [N] tokens.
-            parents: [N] each one's parent among all pending nodes, or -1 for the committed text.
-
-        Returns:
-            Logits [N, V] in the model's dtype, made in inference mode: do not write into them.
-
-        Raises:
-            CacheError: the model did not write its cache as asked.
-            VocabularyError: a token id has no embedding.
-        """
-        pending = [*self._parents, *parents]
-        first, stop = len(self._parents), len(pending)
-        self._topology.hold(pending)
-        masks = self._target.masks
-        if masks is None:
-            assert self._topology.deepest(0, stop) == stop - 1, "this model scores chains only"
-        mask = masks and masks.build(self._topology, self.length, first, stop)
-        positions = self._topology.depths(first, stop) + self.length
-        logits = self._run(token_ids, positions=positions, mask=mask)
-        self._parents = pending
-        return logits[:, : self._target.vocab_size]
-
-    def commit(self, path: Sequence[int]) -> None:
-        """Keep these pending nodes (increasing indices), drop all others; empty is a rollback."""
-        self._cache.commit(path)
-        self._parents = []
-
-    def close(self) -> None:
-        """Give the buffers back to the target. The state must not be used afterwards."""
-        self._target.take_back(self._cache)
-        del self._cache
-
-    def _run(self, token_ids: Sequence[int], **arguments: Any) -> Tensor:
-        """One pass that writes the cache; arguments as in `ForwardPass`."""
-        with self._cache.writing(len(token_ids)):
-            return self._target.forward(token_ids, cache=self._cache, **arguments)
-
-
-class TappedState(HFState):
-    """One sequence whose hidden states are kept; see the `FeatureState` protocol."""
-
-    def __init__(self, target: HFTarget, cache: KVCache, taps: Sequence[int]) -> None:
-        super().__init__(target, cache)
-        size = len(taps) * hf_facts.text_config(target.model).hidden_size
-        self._features = FeatureBuffer(taps, size, target.device, target.model.dtype)
-
-    def take_features(self) -> Tensor:
-        """Features [n, F] of the tokens committed since the last call, oldest first."""
-        return self._features.take()
-
-    def commit(self, path: Sequence[int]) -> None:
-        """As `HFState.commit`; the features of kept nodes wait to be taken."""
-        super().commit(path)
-        self._features.commit(path)
-
-    def _run(self, token_ids: Sequence[int], **arguments: Any) -> Tensor:
-        with self._target.taps.collecting() as states:
-            logits = super()._run(token_ids, **arguments)
-        self._features.add(states, len(token_ids))
-        return logits
-
-
-class ShownState(HFState):
-    """One sequence whose last hidden states are shown; see the `ShowingState` protocol."""
-
-    _hidden: Tensor | None = None
-
-    def last_hidden(self) -> Tensor | None:
-        """What the head read in the last pass, [N, H]; None if it did not run as a module."""
-        return None if self._hidden is None else self._hidden.to(self._target.device)
-
-    def _run(self, token_ids: Sequence[int], **arguments: Any) -> Tensor:
-        with self._target.head_inputs.collecting() as seen:
-            logits = super()._run(token_ids, **arguments)
-        self._hidden = seen[-1][0] if seen else None
-        return logits

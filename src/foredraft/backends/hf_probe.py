@@ -78,6 +78,33 @@ def probe_error(
     return max(errors)
 
 
+def joint_error(
+    states: Sequence[ModelState],
+    together: Callable[[Sequence[int]], Sequence[Tensor]],
+    vocab_size: int,
+) -> float:
+    """The largest relative error of scoring a tree behind each of several texts in one pass.
+
+    Args:
+        states: fresh ones.
+        together: scores nodes of these tokens behind each text, in the tree that was scored there last.
+        vocab_size: V.
+    """
+    random = torch.Generator().manual_seed(1)
+    nodes = torch.randint(vocab_size, (len(TREE),), generator=random).tolist()
+    alone = []
+    for number, state in enumerate(states):
+        length = PREFIX_TOKENS + 3 * number
+        state.prefill(torch.randint(vocab_size, (length,), generator=random).tolist())
+        alone.append(state.score(nodes, TREE))
+        state.commit(())
+    joint = together(nodes)
+    return max(
+        relative_error(rows[:, :vocab_size], expected)
+        for rows, expected in zip(joint, alone, strict=True)
+    )
+
+
 def tolerance(dtype: torch.dtype) -> float:
     """The largest `probe_error` that rounding in this dtype can explain."""
     return EXACT_TOLERANCE if torch.finfo(dtype).bits >= 32 else ROUNDED_TOLERANCE

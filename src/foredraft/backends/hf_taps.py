@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -126,6 +127,29 @@ def _equal(read: Tensor, expected: Tensor) -> bool:
     """Bit for bit, NaN and all; a model over several devices gives its outputs on the first."""
     read = read.to(expected.device)
     return torch.allclose(read, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a pass showed of its N rows.
+
+    Attributes:
+        states: tap -> hidden states [1, N, h].
+        heads: inputs [1, N, h] of the language-model head, one for each time that it ran.
+    """
+
+    states: dict[int, Tensor]
+    heads: list[Tensor]
+
+    @property
+    def head_input(self) -> Tensor | None:
+        """[N, h] that the head read last; None if it did not run as a module."""
+        return self.heads[-1][0] if self.heads else None
+
+    def of(self, part: slice) -> Shown:
+        """What it showed of some of them."""
+        states = {tap: state[:, part] for tap, state in self.states.items()}
+        return Shown(states, [seen[:, part] for seen in self.heads])
 
 
 class FeatureBuffer:

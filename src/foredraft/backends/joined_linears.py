@@ -35,6 +35,23 @@ def join_linears(model: nn.Module) -> int:
     return len(groups)
 
 
+def joint_product(layers: Sequence[nn.Linear], hidden: Tensor) -> Tensor | None:
+    """The outputs of all of these siblings, behind one another, for callers that need no parts of it.
+
+    Args:
+        layers: siblings, in the order of their calls.
+        hidden: [.., in].
+
+    Returns:
+        [.., sum of out]; None outside our passes and for layers that are not one product.
+    """
+    first = layers[0]
+    if not isinstance(first, _JoinedLinear) or not in_own_pass():
+        return None
+    block = first.siblings.block_of(layers)
+    return None if block is None else linear(hidden, *block)
+
+
 class _JoinedLinear(nn.Linear):
     """A layer that has siblings."""
 
@@ -62,6 +79,14 @@ class _Siblings:
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self._layers, self._sizes, self._block = (), [], None
+
+    def block_of(self, layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None] | None:
+        """Weight and bias of all, if these are the siblings and each still has its part."""
+        block = self._whole_block()
+        if block is None or len(layers) != len(self._layers):
+            return None
+        ours = all(ref() is layer for ref, layer in zip(self._layers, layers, strict=True))
+        return block if ours else None
 
     def part(self, layer: _JoinedLinear, hidden: Tensor) -> Tensor | None:
         """The output of one of the layers; None where it has to compute it itself."""

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from foredraft.backends.kv_layout import KVLayout, LayerLayout
+from foredraft.backends.split_attention import mark_context
 
 INITIAL_NODES = 64
 TREES_KEPT = 4
@@ -151,6 +152,11 @@ class TreeMasks:
             return None
         return cls(_kinds_of(config, layout), None if attention == "sdpa" else dtype)
 
+    @property
+    def layer_types(self) -> list[str | None]:
+        """Names of the kinds of layers; None of a model that does not tell them apart."""
+        return [kind.layer_type for kind in self._kinds]
+
     def build(
         self, topology: Topology, length: int, first: int, stop: int
     ) -> Tensor | dict[str, Tensor] | None:
@@ -163,12 +169,16 @@ class TreeMasks:
         """
         if stop - first == 1 and self._sees_all(topology, length, first):
             return None
-        masks = {
+        masks = self.by_kind(topology, length, first, stop)
+        return masks.get(None, masks)  # type: ignore[arg-type]
+
+    def by_kind(
+        self, topology: Topology, length: int, first: int, stop: int
+    ) -> dict[str | None, Tensor]:
+        """The masks by layer type, also for a row that sees all; arguments as in `build`."""
+        return {
             kind.layer_type: self._mask(kind, topology, length, first, stop) for kind in self._kinds
         }
-        if None in masks:
-            return masks[None]
-        return {name: mask for name, mask in masks.items() if name is not None}
 
     def _sees_all(self, topology: Topology, length: int, node: int) -> bool:
         """Whether one new row may attend to every row that any layer's cache hands out."""
@@ -184,10 +194,11 @@ class TreeMasks:
         visible = rows.new_ones(stop - first, held + stop)
         visible[:, held:] = rows
         window = kind.layout.window
-        if window is not None and length + topology.deepest(first, stop) >= window:
+        cut = window is not None and length + topology.deepest(first, stop) >= window
+        if cut:
             visible &= _near(kind, topology, length, first, stop)
         if self._float_dtype is None:
-            return visible[None, None]
+            return mark_context(visible[None, None], 0 if cut else held)
         # The lowest finite number, not -inf: eager attention makes NaN of a row of -inf.
         lowest = torch.finfo(self._float_dtype).min
         mask = torch.zeros(visible.shape, dtype=self._float_dtype, device=visible.device)

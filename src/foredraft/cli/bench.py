@@ -16,6 +16,7 @@ from foredraft.bench.libraries import check_libraries
 from foredraft.bench.plan import BenchPlan, split_methods
 from foredraft.cli import common
 from foredraft.cli.bench_papers import quality, reproduce
+from foredraft.cli.bench_profile import profile
 from foredraft.cli.failures import FAILURE, clear_failures
 from foredraft.cli.interrupts import INTERRUPTED, noticed_interrupts
 from foredraft.config import METHODS, default_of
@@ -30,6 +31,7 @@ app = typer.Typer(no_args_is_help=True, help="Measure methods and peers on the s
 
 app.command()(reproduce)
 app.command()(quality)
+app.command()(profile)
 
 
 def _default(name: str) -> Any:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from foredraft.drafters.columns import LatestColumns
 from foredraft.drafters.growth import grow_tree
 from foredraft.drafters.law_candidates import LawCandidates
 from foredraft.drafters.recall import Recall, RecallWeights
@@ -86,6 +87,7 @@ class DraftModelState:
     ) -> None:
         self._model, self._state = model, state
         self._proposal, self._target_ids, self._memory = proposal, target_ids, memory
+        self._columns = LatestColumns()
         self._rows: dict[int, int] = {}  # tree node -> pending row, for the nodes already scored
         self._num_caught_up = 0
 
@@ -111,7 +113,7 @@ class DraftModelState:
             builder,
             self._proposal,
             score=lambda nodes: self._score(nodes, builder, context.known_ids),
-            target_ids=self._target_ids,
+            columns=self._columns.of(self._target_ids, context.law.vocab_size, self._model.device),
             last_hidden=self._last_hidden,
             recall=self._memory,
         )

@@ -8,9 +8,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from foredraft.drafters.columns import Columns
 from foredraft.drafters.path_scores import PathScores
 from foredraft.drafters.recall import Recall, contexts_of
 from foredraft.protocols import DraftContext
+from foredraft.sampling.transfer import to_host
 from foredraft.tree import NO_PARENT, Proposal, TreeBuilder
 
 Score = Callable[[Sequence[int]], Tensor]
@@ -30,8 +32,8 @@ class LawCandidates:
         builder: the tree being grown.
         proposal: how children are chosen.
         score: the draft pass.
-        target_ids: int64 [Vd] the token of each column of a reduced vocabulary; None where column i is
-            token i. Tokens that the target lacks are left out.
+        columns: the tokens of a reduced vocabulary; None where column i is token i. Tokens that the target
+            lacks are left out.
         recall: the target's earlier laws and the text, to be mixed into the drafter's law.
         last_hidden: of drafters that show their hidden states.
     """
@@ -42,11 +44,11 @@ class LawCandidates:
         builder: TreeBuilder,
         proposal: Proposal,
         score: Score,
-        target_ids: Tensor | None = None,
+        columns: Columns | None = None,
         recall: Recall | None = None,
         last_hidden: LastHidden = lambda: None,
     ) -> None:
-        self._recall, self._all_ids = recall, target_ids
+        self._recall, self._columns = recall, columns
         if recall is not None:
             recall.index(context.token_ids)
         self._context, self._builder = context, builder
@@ -55,13 +57,7 @@ class LawCandidates:
         self._logits: Tensor | None = None
         self._above: tuple[tuple[int, ...], Tensor] | None = None  # nodes and logits one level up
         self._paths = PathScores(builder)
-        self._known: Tensor | None = None
-        if target_ids is not None:
-            known = target_ids < context.law.vocab_size
-            if not bool(known.all()):
-                self._known = known.nonzero()[:, 0]
-                target_ids = target_ids[known]
-        self.column_ids = target_ids
+        self.column_ids = None if columns is None else columns.ids
 
     def log_probs(self, nodes: Sequence[int]) -> Tensor:
         """log q after each node, before temperature and filters, [F, C]."""
@@ -120,9 +116,11 @@ class LawCandidates:
             logits = self._score(nodes)
             if self._recall is not None:
                 contexts = contexts_of(self._builder, nodes, self._context.token_ids)
-                logits = self._recall.blend(logits, contexts, self._all_ids)
+                ids = None if self._columns is None else self._columns.all_ids
+                logits = self._recall.blend(logits, contexts, ids)
+            known = None if self._columns is None else self._columns.known
             self._nodes = nodes
-            self._logits = logits if self._known is None else logits[:, self._known]
+            self._logits = logits if known is None else logits[:, known]
         if nodes == self._nodes:
             return self._logits
         return self._logits[self._rows_of(nodes)]
@@ -211,10 +209,9 @@ class LawCandidates:
 
     def _tokens(self, drawn: list[list[int]]) -> list[list[int]]:
         """The tokens of drawn columns."""
-        if self.column_ids is None:
+        if self._columns is None:
             return drawn
-        columns = torch.tensor([c for row in drawn for c in row], dtype=torch.int64)
-        tokens = iter(self.column_ids[columns.to(self.column_ids.device)].tolist())
+        tokens = iter(self._columns.tokens([c for row in drawn for c in row]))
         return [[next(tokens) for _ in row] for row in drawn]
 
 
@@ -223,8 +220,9 @@ def _top(ranking: Tensor, counts: Sequence[int]) -> list[list[int]]:
 
     NaN and infinity rank first, so a row whose best value is not finite is not a law and gives none.
     """
-    best = ranking.topk(min(max(counts), ranking.shape[-1]), dim=-1)
-    rows = zip(best.indices.tolist(), best.values.tolist(), counts, strict=True)
+    count = min(max(counts), ranking.shape[-1])
+    best = ranking.max(-1, keepdim=True) if count == 1 else ranking.topk(count, dim=-1)
+    rows = zip(*to_host(best.indices, best.values), counts, strict=True)
     return [
         [column for column, value in zip(ids[:count], values, strict=False) if value > -math.inf]
         if abs(values[0]) < math.inf

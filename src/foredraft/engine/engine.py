@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from foredraft.config import MAX_TREE_NODES, GenerationOptions
+from foredraft.engine.batch import MAX_BATCH, generate_batch
 from foredraft.engine.clock import StageClock
 from foredraft.engine.contracts import check_kind, check_selection
 from foredraft.engine.decoder import decode
@@ -22,6 +23,7 @@ from foredraft.engine.stopping import StopRules, StopState, end_tokens, room_for
 from foredraft.engine.text import IncrementalText, find_stray_byte
 from foredraft.errors import ConfigError
 from foredraft.protocols import (
+    Company,
     Drafter,
     FeatureDrafter,
     FeaturePolicy,
@@ -120,6 +122,30 @@ class Engine:
                 pass
             return stream.result()
 
+    def generate_batch(
+        self,
+        prompts: Sequence[Prompt],
+        options: GenerationOptions | Sequence[GenerationOptions] | None = None,
+        *,
+        max_batch: int = MAX_BATCH,
+        **changes: Any,
+    ) -> list[Result]:
+        """The answers to several prompts, decoded side by side: each is the one that `generate` gives it.
+
+        Passes of the target, and those of draft models and heads, are shared by all answers in progress;
+        where one ends the next prompt takes its place.
+
+        Args:
+            prompts: as in `generate`.
+            options: one request for all, or one for each.
+            max_batch: answers in progress at most.
+            **changes: single options by name, on top of `options`.
+
+        Raises:
+            ConfigError, PromptError, NumericsError: as in `generate`; a note says of which prompt.
+        """
+        return generate_batch(self, prompts, options, max_batch, changes)
+
     def stream(
         self, prompt: Prompt, options: GenerationOptions | None = None, **changes: Any
     ) -> Stream:
@@ -136,7 +162,7 @@ class Engine:
         if options.temperature > 0:
             seed = fresh_seed() if options.seed is None else options.seed
         session = self.session(prompt_ids, options, self.randomness(seed, options.choice))
-        return Stream(session, self.verifier, prompt_ids, seed, started)
+        return Stream(session, self.target, self.verifier, prompt_ids, seed, started)
 
     def session(
         self, prompt_ids: Sequence[int], options: GenerationOptions, random: Randomness
@@ -286,11 +312,13 @@ class Stream:
     def __init__(
         self,
         session: Session,
+        target: Target,
         verifier: Verifier,
         prompt_ids: Sequence[int],
         seed: int | None,
         started: float,
     ) -> None:
+        self.target = target
         self._session, self._prompt_ids, self._seed = session, prompt_ids, seed
         self._started, self._ttft_s = started, 0.0
         self._steps: list[Step] = []
@@ -305,6 +333,15 @@ class Stream:
             self._ttft_s = time.perf_counter() - self._started
         self._steps.append(step)
         return step
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the answer is complete."""
+        return self._session.finish_reason is not None
+
+    def share(self, company: Company) -> None:
+        """The next round's passes are shared with these; see `Batch`."""
+        self._session.join(company)
 
     def __enter__(self) -> Stream:
         return self

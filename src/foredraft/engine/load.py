@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from foredraft import zoo
+from foredraft.backends import own_memory
 from foredraft.backends.hf import HFTarget
 from foredraft.backends.hf_loading import load_hf
 from foredraft.backends.joined_linears import join_linears
@@ -300,6 +301,7 @@ def _load_model(
         raise ModelError(f"there is no model {name!r}; did you mean {meant!r}?")
     model, tokenizer = load_hf(path, **options)
     join_linears(model)
+    own_memory.settle(model)
     return HFTarget(model, tokenizer), tokenizer
 
 

@@ -124,6 +124,30 @@ def typical(seconds: Sequence[float]) -> float:
     return float(np.quantile(seconds, QUANTILE))
 
 
+def pass_s(
+    target: Target,
+    state: ModelState,
+    token_ids: Sequence[int],
+    parents: Sequence[int],
+    clock: Clock = time.perf_counter,
+) -> float:
+    """Seconds of one pass over pending nodes, as in `ModelState.score`, which is then rolled back."""
+    target.synchronize()
+    began = clock()
+    state.score(token_ids, parents)
+    target.synchronize()
+    seconds = clock() - began
+    state.commit(())
+    return seconds
+
+
+def pass_parents(count: int, scores_trees: bool) -> list[int]:
+    """Parents of a binary tree in level order, or of a chain. Any prefix is one of the same kind."""
+    if not scores_trees:
+        return list(range(NO_PARENT, count - 1))
+    return [NO_PARENT, *((node - 1) // 2 for node in range(1, count))]
+
+
 class _PassTimer:
     """Times passes of every width behind every context, each in a state of its own."""
 
@@ -137,7 +161,7 @@ class _PassTimer:
         stack: ExitStack,
     ) -> None:
         self._target, self._nodes, self._clock, self._report = target, nodes, clock, report
-        self._parents = _parents(nodes[-1], target.scores_trees)
+        self._parents = pass_parents(nodes[-1], target.scores_trees)
         self._token_ids = random_tokens(target, contexts[-1] + nodes[-1])
         self._states: dict[int, ModelState] = {}
         for context in contexts:
@@ -156,15 +180,9 @@ class _PassTimer:
 
     def _time(self, context: int, count: int, label: str) -> float:
         self._report(f"{label}: a pass of {count} behind {context} tokens")
-        state = self._states[context]
         token_ids = self._token_ids[context : context + count]
-        self._target.synchronize()
-        began = self._clock()
-        state.score(token_ids, self._parents[:count])
-        self._target.synchronize()
-        seconds = self._clock() - began
-        state.commit(())
-        return seconds
+        state, parents = self._states[context], self._parents[:count]
+        return pass_s(self._target, state, token_ids, parents, self._clock)
 
 
 def _within(
@@ -176,10 +194,3 @@ def _within(
     nodes = tuple(n for n in nodes if n == 1 or n <= limit // 2)
     room = max(limit - nodes[-1], 0)
     return nodes, tuple(c for c in contexts if c <= room) or (room,)
-
-
-def _parents(count: int, scores_trees: bool) -> list[int]:
-    """Parents of a binary tree in level order, or of a chain. Any prefix is one of the same kind."""
-    if not scores_trees:
-        return list(range(NO_PARENT, count - 1))
-    return [NO_PARENT, *((node - 1) // 2 for node in range(1, count))]

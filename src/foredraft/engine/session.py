@@ -13,6 +13,8 @@ from foredraft.engine.logprobs import AnswerLogprobs, read_prompt
 from foredraft.engine.open_roots import PendingLaw
 from foredraft.engine.stopping import StopState, Taken
 from foredraft.protocols import (
+    Company,
+    CompanyState,
     DraftContext,
     DrafterState,
     DraftLimits,
@@ -115,6 +117,11 @@ class Session:
     def _pass(self, tree: DraftTree) -> Tensor:
         self._passes += 1
         return self.target.score(tree.token_ids, tree.parents)
+
+    def join(self, company: Company) -> None:
+        """Tell the policy who shares the passes of the next round."""
+        if self._drafting is not None and isinstance(self._drafting.policy, CompanyState):
+            self._drafting.policy.join(company)
 
     def draft(self) -> DraftTree:
         """This round's tree; the roots alone when there is no drafter or no room for a draft."""

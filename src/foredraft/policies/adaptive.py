@@ -4,6 +4,8 @@ Time has a price: a second spent on this round is one in which the rest of the a
 `rate` tokens. So the best draft maximises `expected tokens - rate * seconds`, which is what maximises tokens
 per second over a whole answer (Dinkelbach's rule for ratios). The rate is that of the request so far.
 
+In a batch the passes are shared: rows are priced behind those of the others, and the rate is that of all.
+
 A node is worth the probability that it is accepted (`survival`); a draft of n nodes costs a target pass of
 n + 1 rows, and each level of a model's draft a pass of its own (`prices`). Growth stops where the next level
 is expected to cost more than it gives, down to no draft at all; then the nodes worth their rows are kept.
@@ -28,6 +30,7 @@ from foredraft.policies.survival import (
 )
 from foredraft.protocols import (
     Candidates,
+    Company,
     DraftLimits,
     Frontier,
     PolicyKind,
@@ -120,9 +123,18 @@ class _Market:
         if not self._seconds:
             self._seconds = FIRST_ROUNDS * self.prices.round_s(1, (), drafted=False)
 
+    def join(self, company: Company) -> None:
+        """The next round's passes are shared with these."""
+        if (
+            company.members != self.prices.company.members
+        ):  # the rate of another company says little
+            self._tokens, self._seconds = FIRST_ROUNDS * FIRST_SPEEDUP, 0.0
+            self._tokens += FIRST_ROUNDS * company.tokens
+        self.prices.company = company
+
     @property
     def rate(self) -> float:
-        """Tokens per second so far."""
+        """Tokens per second so far, of all who share passes."""
         return self._tokens / self._seconds
 
     @property
@@ -161,7 +173,7 @@ class _Market:
     def close(self, outcome: RoundOutcome) -> None:
         """Count the round's tokens and its price, and learn what it took."""
         tree = outcome.tree
-        self._tokens += outcome.num_accepted + 1
+        self._tokens += outcome.num_accepted + 1 + self.prices.company.tokens
         self._seconds += self.prices.round_s(
             len(tree), tree.draft_rows, drafted=tree.num_drafted > 0
         )
@@ -201,6 +213,10 @@ class AdaptiveCopiesState(_CopyBranch):
         order = sorted(range(1, len(candidates)), key=lambda node: -candidates.scores[node])
         likely = [math.exp(candidates.scores[node]) for node in order[:max_nodes]]
         return order[: self._market.best_size(likely)]
+
+    def join(self, company: Company) -> None:
+        """See `CompanyState`."""
+        self._market.join(company)
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Count the round."""
@@ -272,6 +288,10 @@ class AdaptiveState:
         assert self._kept_copies is not None
         tree = self._offered.tree
         return sorted({node for copy in self._kept_copies for node in tree.path(copy)[1:]})
+
+    def join(self, company: Company) -> None:
+        """See `CompanyState`."""
+        self._market.join(company)
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Count the round, and what became of the model's promises."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from foredraft.config import MAX_TREE_NODES
 from foredraft.costs import CostTable, DraftCosts, PassCosts
-from foredraft.protocols import RoundOutcome
+from foredraft.protocols import ALONE, RoundOutcome
 
 BUCKET = 64
 """Contexts are priced in steps of so many tokens: the price of a pass hardly changes from one to the next."""
@@ -89,6 +89,7 @@ class LivePrices:
         self._prices, self._teaches = prices, correction
         self._correction = correction or Correction()
         self._bucket, self._passes, self._levels = -1, [0.0], [0.0]
+        self.company = ALONE
 
     def at(self, context: int) -> None:
         """Later prices are those behind so many cached tokens."""
@@ -97,23 +98,30 @@ class LivePrices:
             self._bucket, self._passes, self._levels = bucket, [0.0], [0.0]
 
     def pass_s(self, rows: int) -> float:
-        """Seconds of a target pass of so many rows."""
-        one_s, added_s = self._parts(rows)
+        """Seconds of a target pass of so many rows of ours, and those of the company."""
+        one_s, added_s = self._parts(rows + self.company.rows)
         return self._correction.target * (one_s + self._correction.rows * added_s)
 
     def level_s(self, rows: int) -> float:
-        """Seconds of a draft pass of so many rows; 0 where drafts cost none."""
-        return self._correction.draft * self._measured_level_s(rows)
+        """Seconds of a draft pass of so many rows; 0 where drafts cost none.
+
+        In a company it is our share of a pass in which each has as many.
+        """
+        sharing = self.company.members + 1
+        return self._correction.draft * self._measured_level_s(rows * sharing) / sharing
 
     def round_s(self, rows: int, draft_rows: Sequence[int], *, drafted: bool) -> float:
-        """Seconds of a round: the target's pass, draft passes and the host."""
+        """Seconds of a round of all: the target's pass, draft passes and each one's host work."""
         levels_s = sum(map(self.level_s, draft_rows))
         host_s = self._prices.host_s + (self._prices.draft_host_s if drafted else 0.0)
-        return self.pass_s(rows) + levels_s + host_s
+        return self.pass_s(rows) + (levels_s + host_s) * (self.company.members + 1)
 
     def learn(self, outcome: RoundOutcome) -> None:
-        """Correct prices by what a round took; its context is the one that was set last."""
-        if self._teaches is None:
+        """Correct prices by what a round took; its context is the one that was set last.
+
+        In a company, where each waits for the others, its times are not its own.
+        """
+        if self._teaches is None or self.company.members:
             return
         self._teaches.learn_target(outcome.target_s, *self._parts(len(outcome.tree)))
         if outcome.tree.draft_rows:

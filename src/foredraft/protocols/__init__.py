@@ -15,7 +15,10 @@ from foredraft.protocols.drafter import (
     LawReader,
 )
 from foredraft.protocols.policy import (
+    ALONE,
     Candidates,
+    Company,
+    CompanyState,
     DraftLimits,
     FeaturePolicy,
     Frontier,
@@ -29,6 +32,7 @@ from foredraft.protocols.policy import (
 from foredraft.protocols.target import (
     FeatureState,
     FeatureTarget,
+    JoiningTarget,
     ModelState,
     ShowingState,
     ShowingTarget,
@@ -42,7 +46,10 @@ from foredraft.protocols.verifier import (
 )
 
 __all__ = [
+    "ALONE",
     "Candidates",
+    "Company",
+    "CompanyState",
     "DraftContext",
     "DraftLimits",
     "Drafter",
@@ -52,6 +59,7 @@ __all__ = [
     "FeatureState",
     "FeatureTarget",
     "Frontier",
+    "JoiningTarget",
     "LawReader",
     "MergingState",
     "ModelState",

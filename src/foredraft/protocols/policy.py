@@ -106,6 +106,30 @@ class PolicyState(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Company:
+    """The other sequences of a batch, with which this one shares the passes of a round."""
+
+    members: int = 0
+    """How many they are."""
+    rows: int = 0
+    """Rows that they are expected to have in the target's pass."""
+    tokens: float = 0.0
+    """Tokens that the round is expected to give them."""
+
+
+ALONE = Company()
+
+
+@runtime_checkable
+class CompanyState(PolicyState, Protocol):
+    """State of a policy that heeds who shares its passes: rows that cost little alone may cost more there."""
+
+    def join(self, company: Company) -> None:
+        """Called before each `plan` of a request in a batch."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
 class Candidates:
     """A grown tree that a draft is selected from; N nodes in tree order, the root first."""
 

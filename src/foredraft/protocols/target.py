@@ -8,6 +8,8 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from foredraft.meeting import Serve
+
 
 class ModelState(Protocol):
     """A model's memory of one sequence: a transactional KV cache, or nothing at all.
@@ -89,6 +91,16 @@ class Target(Protocol):
 
     def synchronize(self) -> None:
         """Wait for the device, so that a clock read next measures finished work."""
+        ...
+
+
+@runtime_checkable
+class JoiningTarget(Target, Protocol):
+    """A target that scores nodes of several sequences in one pass."""
+
+    @property
+    def serve(self) -> Serve:
+        """What its states `meeting.ask` to score their nodes."""
         ...
 
 

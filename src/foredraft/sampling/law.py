@@ -20,6 +20,7 @@ from foredraft.sampling.processors import (
     shaping_processors,
 )
 from foredraft.sampling.randomness import Randomness
+from foredraft.sampling.transfer import to_host
 from foredraft.tree import DraftTree
 
 
@@ -149,6 +150,7 @@ class TargetLaws:
         self._token_ids, self._random = token_ids, random
         self._scores: dict[int, Tensor] = {}
         self._argmax: list[int] | None = None
+        self._max: list[float] = []
 
     @property
     def greedy(self) -> bool:
@@ -224,8 +226,8 @@ class TargetLaws:
     def _choose_argmax(self, node: int) -> int:
         if self._argmax is None:  # all rows at once: one wait for the device instead of one a node
             best = self._logits.max(-1)
-            self._argmax = best.indices.tolist()
-            self._max: list[float] = best.values.tolist()
+            self._argmax, self._max = to_host(best.indices, best.values)
+        assert self._argmax is not None
         _check_row(self._max[node], self._position(node))
         return self._argmax[node]
 

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from foredraft.backends.tree_attention import Topology
 from foredraft.drafters.eagle.config import HeadConfig
+from foredraft.drafters.eagle.draft_mask import DraftMask
 
 GROWTH_ROWS = 256
 """Buffers are whole multiples of this, and grow by half."""
@@ -40,6 +41,8 @@ class HeadCache:
         self._drafted = 0
         self._topology = Topology(device)
         self._parents: list[int] = []
+        groups = config.num_attention_heads // config.num_key_value_heads
+        self._mask = DraftMask(groups, device, dtype)
         self._keys, self._values = (
             torch.empty(
                 1,
@@ -64,8 +67,10 @@ class HeadCache:
         assert not self._drafted, "roll back before text is added"
         self._write(k, v, self.length)
         self.length += k.shape[2]
-        output = torch.zeros_like(q)
         seen = slice(max(0, self.length - self._window), self.length)
+        if q.shape[2] == 1:
+            return self._attention(q, seen, None)
+        output = torch.zeros_like(q)
         output[:, :, -1:] = self._attention(q[:, :, -1:], seen, None)
         return output
 
@@ -88,9 +93,7 @@ class HeadCache:
         seen = slice(begin, self.length + stop)
         if stop - first == 1 and self._topology.deepest(first, stop) == first:
             return self._attention(q, seen, None)  # the next node of a chain sees all there is
-        rows = self._topology.rows(first, stop)
-        mask = rows.new_ones(stop - first, self.length - begin + stop)
-        mask[:, self.length - begin :] = rows
+        mask = self._mask.of(self._topology.rows(first, stop), self.length - begin)
         return self._attention(q, seen, mask)
 
     def _write(self, k: Tensor, v: Tensor, first: int) -> None:
@@ -106,12 +109,13 @@ class HeadCache:
         self._keys, self._values = (F.pad(b, (0, 0, 0, more)) for b in (self._keys, self._values))
 
     def _attention(self, q: Tensor, seen: slice, mask: Tensor | None) -> Tensor:
-        """Queries [1, Hq, T, D] over cached rows; the queries of a group share their keys as more rows."""
+        """Queries [1, Hq, T, D] over cached rows; the queries of a group share their keys as more rows.
+
+        `mask`: additive [Hq / Hkv * T, rows seen], or None where every row sees all of them.
+        """
         batch, heads, rows, size = q.shape
         groups = self._config.num_key_value_heads
         folded = q.reshape(batch, groups, heads // groups * rows, size)
-        if mask is not None:
-            mask = mask.repeat(heads // groups, 1)
         keys, values = self._keys[:, :, seen], self._values[:, :, seen]
         return F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask).view(q.shape)
 

@@ -19,9 +19,12 @@ from torch import Tensor
 
 from foredraft.backends.own_pass import own_pass
 from foredraft.config import MAX_TREE_NODES
+from foredraft.drafters.columns import LatestColumns
 from foredraft.drafters.eagle.cache import HeadCache
 from foredraft.drafters.eagle.head import EagleHead
 from foredraft.drafters.eagle.other_rows import OtherRows
+from foredraft.drafters.eagle.rotary import RotaryTable
+from foredraft.drafters.eagle.shared_head import Rows, SharedHead
 from foredraft.drafters.eagle.vocabulary import TextVocabulary
 from foredraft.drafters.growth import grow_tree
 from foredraft.drafters.law_candidates import LawCandidates
@@ -30,9 +33,6 @@ from foredraft.errors import CacheError, ConfigError
 from foredraft.policies.dynamic import BudgetPolicy, DynamicTreePolicy
 from foredraft.protocols import DraftContext, DrafterState, Policy, PolicyState, TakeFeatures
 from foredraft.tree import DraftTree, Proposal, TreeBuilder
-
-ROTARY_ROWS = 2048
-"""The table of rotary angles grows by whole multiples of this."""
 
 
 class EagleDrafter:
@@ -63,6 +63,7 @@ class EagleDrafter:
         self.window = head.config.max_position_embeddings if window is None else window
         self.proposals = frozenset({proposal})
         self.rotary = RotaryTable(head)
+        self.shared = SharedHead(self.head)
 
     @cached_property
     def others(self) -> OtherRows | None:
@@ -97,31 +98,14 @@ class EagleDrafter:
         return EagleState(self, capacity, take_features)
 
 
-class RotaryTable:
-    """cos and sin [rows, D] of every position so far; shared by all requests, and grown on demand."""
-
-    def __init__(self, head: EagleHead) -> None:
-        self._head = head
-        self._table: tuple[Tensor, Tensor] | None = None
-
-    def rows(self, first: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Of positions first .. stop - 1, each [stop - first, D]."""
-        table = self._table
-        if table is None or len(table[0]) < stop:
-            count = -(-stop // ROTARY_ROWS) * ROTARY_ROWS
-            table = self._head.rotary(torch.arange(count, device=self._head.device))
-            self._table = table  # whole or not at all: other threads read it
-        return table[0][first:stop], table[1][first:stop]
-
-
 @dataclass(slots=True)
 class _Level:
-    """The nodes of the last pass and what their children take as hidden states."""
+    """The nodes of the last pass and what came out of it."""
 
     place: dict[int, int]
-    """Node -> row of `hidden`."""
-    hidden: Tensor
-    """[T, h] recycled outputs."""
+    """Node -> row of `output`."""
+    output: Tensor
+    """[T, h] before it is recycled, which only the next level asks for."""
     first: int
     """Index of the first of them among the rows of the draft; -1 for the root, whose row is text."""
 
@@ -130,15 +114,18 @@ class EagleState:
     """The head's cache of one request. After every round it holds rows of true features alone."""
 
     def __init__(self, drafter: EagleDrafter, capacity: int, take_features: TakeFeatures) -> None:
-        self._drafter, self._head = drafter, drafter.head
+        self._drafter, self._head, self._shared = drafter, drafter.head, drafter.shared
         self._memory = Recall.of(drafter.recall)
         self._take_features = take_features
         head = drafter.head
         self._cache = HeadCache(head.config, drafter.window, capacity, head.device, head.dtype)
         self._vocabulary = TextVocabulary(head, drafter.others)
+        self._columns = LatestColumns()
         self._waiting: list[Tensor] = []  # features [n, F] of committed tokens without a row
         self._level: _Level | None = None
-        self._output: Tensor | None = None  # [T, h] of the last pass
+        self._read: Tensor | None = (
+            None  # [T, h] what the language-model head read in the last pass
+        )
         self._device = head.device  # of the target, once a feature was seen
 
     @property
@@ -173,7 +160,7 @@ class EagleState:
             builder,
             self._drafter.proposal,
             score=lambda nodes: self._score(nodes, builder, context),
-            target_ids=self._target_ids(),
+            columns=self._columns.of(self._vocabulary.ids, context.law.vocab_size, self._device),
             recall=self._memory,
             last_hidden=self._last_hidden,
         )
@@ -187,16 +174,12 @@ class EagleState:
     def commit(self, path: Sequence[int]) -> None:
         """Drop every row of the draft; the next draft makes those of accepted nodes anew."""
         self._cache.roll_back()
-        self._level = self._output = None
+        self._level = self._read = None
 
     def close(self) -> None:
         """Give the memory back."""
         del self._cache
         self._waiting.clear()
-
-    def _target_ids(self) -> Tensor | None:
-        ids = self._vocabulary.ids
-        return None if ids is None else ids.to(self._device)
 
     def _score(self, nodes: Sequence[int], builder: TreeBuilder, context: DraftContext) -> Tensor:
         """Logits [T, Vd + E] after nodes of one level, on the target's device."""
@@ -206,13 +189,13 @@ class EagleState:
             output = self._open_roots(nodes, context.token_ids, builder)
         else:
             output = self._root(context.token_ids, builder)
-        self._output = output
-        return self._vocabulary.logits(output).to(self._device)
+        self._read = self._head.final(output)
+        logits = self._shared.project(self._read, self._vocabulary.more)
+        return logits.to(self._device)
 
     def _last_hidden(self) -> Tensor | None:
         """What the language-model head read in the last pass, [T, h], on the target's device."""
-        output = self._output
-        return None if output is None else self._head.final(output).to(self._device)
+        return None if self._read is None else self._read.to(self._device)
 
     def _open_roots(
         self, nodes: Sequence[int], text: Sequence[int], builder: TreeBuilder
@@ -225,7 +208,7 @@ class EagleState:
             builder.count_pass(len(features) - 1)
             self._add_text(features[:-1], text[known + 1 :])
         self._waiting = [features[-1:]]
-        hidden = self._head.fuse(features[-1:]).expand(len(nodes), -1)
+        hidden = self._shared.fuse(features[-1:]).expand(len(nodes), -1)
         return self._draft(nodes, builder, hidden, [-1] * len(nodes), first=0)
 
     def _root(self, text: Sequence[int], builder: TreeBuilder) -> Tensor:
@@ -236,19 +219,20 @@ class EagleState:
         builder.count_pass(len(features))
         output = self._add_text(features, text[known + 1 :])
         self._waiting = []
-        self._level = _Level({0: 0}, self._head.recycle(output), -1)
+        self._level = _Level({0: 0}, output, -1)
         return output
 
     def _add_text(self, features: Tensor, token_ids: Sequence[int]) -> Tensor:
         """Commit the rows of features [n, F] and of the tokens after them; the last output, [1, h]."""
         output = features
         for start in range(0, len(features), MAX_TREE_NODES):
-            hidden = self._head.fuse(features[start : start + MAX_TREE_NODES])
+            hidden = self._shared.fuse(features[start : start + MAX_TREE_NODES])
             first, stop = self._cache.length, self._cache.length + len(hidden)
             tokens = list(token_ids[start : start + len(hidden)])
             rotary = self._drafter.rotary.rows(first, stop)
             embeds = self._embed(tokens)
-            output = self._head.step(embeds, hidden[None], rotary, self._cache.attend_to_text)[0]
+            rows = Rows(embeds, hidden[None], rotary, self._cache.attend_to_text)
+            output = self._shared.step(rows)[0]
         return output[-1:]
 
     def _deeper(self, nodes: Sequence[int], builder: TreeBuilder, above: _Level) -> Tensor:
@@ -257,7 +241,8 @@ class EagleState:
         is_first = above.first < 0
         first = 0 if is_first else above.first + len(above.place)
         parents = [-1 if is_first else above.first + row for row in rows]
-        return self._draft(nodes, builder, above.hidden[rows], parents, first)
+        hidden = self._head.recycle(_rows_of(above.output, rows))
+        return self._draft(nodes, builder, hidden, parents, first)
 
     def _draft(
         self,
@@ -276,13 +261,13 @@ class EagleState:
         self._cache.hold(parents)
         depth = len(builder.path_tokens(nodes[0]))
         position = self._cache.length - 1 + depth
-        cos, sin = self._drafter.rotary.rows(position, position + 1)
-        rotary = (cos.expand(len(nodes), -1), sin.expand(len(nodes), -1))
+        rotary = self._drafter.rotary.rows(position, position + 1)  # of all of the level
         embeds = self._embed([builder.token_ids[node] for node in nodes])
         builder.count_pass(len(nodes))
-        output = self._head.step(embeds, hidden[None], rotary, self._cache.attend_to_draft)[0]
+        rows = Rows(embeds, hidden[None], rotary, self._cache.attend_to_draft)
+        output = self._shared.step(rows)[0]
         place = {node: row for row, node in enumerate(nodes)}
-        self._level = _Level(place, self._head.recycle(output), first)
+        self._level = _Level(place, output, first)
         return output
 
     def _embed(self, token_ids: list[int]) -> Tensor:
@@ -310,3 +295,9 @@ class EagleState:
                 f"the target gave features of {count} tokens where {expected} were expected; "
                 "its hidden states do not follow the text"
             )
+
+
+def _rows_of(output: Tensor, rows: list[int]) -> Tensor:
+    """[T, h] these rows; without a copy where they lie behind one another."""
+    first, stop = rows[0], rows[0] + len(rows)
+    return output[first:stop] if rows == list(range(first, stop)) else output[rows]

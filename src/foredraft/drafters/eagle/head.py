@@ -8,7 +8,6 @@ Papers: EAGLE (arXiv 2401.15077), EAGLE-2 (2406.16858), EAGLE-3 (2503.01840).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,87 +16,8 @@ from torch.nn import functional as F
 
 from foredraft.drafters.eagle.config import HeadConfig, Variant
 from foredraft.drafters.eagle.ends import LmRows, TargetEnds
-
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(q [B, Hq, T, D], k [B, Hkv, T, D], v [B, Hkv, T, D]), rotated, of the rows of this call -> attention
-output [B, Hq, T, D]. The caller owns the cache, the mask and the structure of unrolled steps."""
-
-Rotary = tuple[Tensor, Tensor]
-"""cos and sin, each [.., T, D]."""
-
-
-class RMSNorm(nn.Module):
-    """`x / rms(x) * weight`, the mean square taken in float32."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """[.., size] -> [.., size]."""
-        wide = hidden.float()
-        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
-        return self.weight * wide.to(hidden.dtype)
-
-
-class Attention(nn.Module):
-    """Grouped-query attention whose cache and mask are the caller's."""
-
-    def __init__(self, config: HeadConfig) -> None:
-        super().__init__()
-        self.head_dim = config.head_dim
-        # EAGLE-3 projects the pair (embedding, hidden state), EAGLE-1 what fc made of it.
-        size = config.hidden_size * (2 if config.variant == 3 else 1)
-        queries = config.num_attention_heads * config.head_dim
-        keys = config.num_key_value_heads * config.head_dim
-        self.q_proj = nn.Linear(size, queries, bias=config.attention_bias)
-        self.k_proj = nn.Linear(size, keys, bias=config.attention_bias)
-        self.v_proj = nn.Linear(size, keys, bias=config.attention_bias)
-        self.o_proj = nn.Linear(queries, config.hidden_size, bias=config.output_bias)
-
-    def forward(self, hidden: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
-        """[B, T, size] -> [B, T, h]."""
-        q, k, v = (
-            project(hidden).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-            for project in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        output = attend(rotated(q, rotary), rotated(k, rotary), v)
-        projected: Tensor = self.o_proj(output.transpose(1, 2).flatten(-2))
-        return projected
-
-
-class MLP(nn.Module):
-    """The gated feed-forward part of a Llama layer."""
-
-    def __init__(self, config: HeadConfig) -> None:
-        super().__init__()
-        from transformers.activations import ACT2FN
-
-        outer, inner = config.hidden_size, config.intermediate_size
-        self.gate_proj = nn.Linear(outer, inner, bias=config.mlp_bias)
-        self.up_proj = nn.Linear(outer, inner, bias=config.mlp_bias)
-        self.down_proj = nn.Linear(inner, outer, bias=config.mlp_bias)
-        self.act_fn = ACT2FN[config.hidden_act]
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """[.., h] -> [.., h]."""
-        output: Tensor = self.down_proj(self.act_fn(self.gate_proj(hidden)) * self.up_proj(hidden))
-        return output
-
-
-class MidLayer(nn.Module):
-    """The head's only layer. EAGLE-3 norms embedding and hidden state apart; EAGLE-1 norms neither."""
-
-    def __init__(self, config: HeadConfig) -> None:
-        super().__init__()
-        size, eps = config.hidden_size, config.rms_norm_eps
-        self.self_attn = Attention(config)
-        self.mlp = MLP(config)
-        if config.variant == 3:
-            self.input_layernorm = RMSNorm(size, eps)
-            self.hidden_norm = RMSNorm(size, eps)
-        self.post_attention_layernorm = RMSNorm(size, eps)
+from foredraft.drafters.eagle.layer import Attend, MidLayer, RMSNorm
+from foredraft.drafters.eagle.rotary import Rotary, rope_frequencies
 
 
 class EagleHead(nn.Module):
@@ -206,13 +126,13 @@ class EagleHead(nn.Module):
         return fused
 
     def rotary(self, positions: Tensor) -> Rotary:
-        """cos and sin of positions, int64 [B, T] or [T] -> [B, T, D] or [T, D], in the head's dtype."""
+        """Of positions, int64 [B, T] or [T] -> [B, T, D] or [T, D], in the head's dtype."""
         if self._inv_freq.device != positions.device:
             self._inv_freq = self._inv_freq.to(positions.device)
         angles = positions[..., None].float() * self._inv_freq
-        angles = torch.cat((angles, angles), dim=-1)
-        scale, dtype = self._rope_scale, self.dtype
-        return (angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype)
+        cos, sin = (part * self._rope_scale for part in (angles.cos(), angles.sin()))
+        cos, sin = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+        return cos.to(self.dtype), sin.to(self.dtype)
 
     def step(self, embeds: Tensor, hidden: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
         """The layer.
@@ -230,11 +150,10 @@ class EagleHead(nn.Module):
         if self.config.variant == 1:
             residual = attended = self.fc(torch.cat((embeds, hidden), dim=-1))
         else:
-            normed = layer.hidden_norm(hidden)
-            attended = torch.cat((layer.input_layernorm(embeds), normed), dim=-1)
-            residual = normed if self.config.norm_before_residual else hidden
-        hidden = residual + layer.self_attn(attended, rotary, attend)
-        output: Tensor = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+            normed = layer.normed_pair(embeds, hidden)
+            attended = normed.flatten(-2)
+            residual = normed[..., 1, :] if self.config.norm_before_residual else hidden
+        output: Tensor = layer(residual, attended, rotary, attend)
         return output
 
     def recycle(self, output: Tensor) -> Tensor:
@@ -255,41 +174,24 @@ class EagleHead(nn.Module):
             output: of `step`.
             more: rows of E tokens beside a reduced vocabulary: then the logits are [.., Vd + E].
         """
-        hidden = self.final(output)
+        return self.project(self.final(output), more)
+
+    def project(self, hidden: Tensor, more: LmRows | None = None) -> Tensor:
+        """As `logits`, of what `final` gave."""
+        return self.beside(self.products(hidden), hidden, more)
+
+    def products(self, hidden: Tensor) -> Tensor:
+        """What `beside` makes logits of, [.., h] -> [.., Vd]: the part of `project` that reads weights."""
         if self.own_lm_head:
-            return _beside(self.lm_head(hidden), hidden, more)
+            products: Tensor = self.lm_head(hidden)
+            return products
         if self.lm_rows is not None:
-            products = F.linear(hidden, self.lm_rows, self.lm_bias)
-            return self.ends.finish(_beside(products, hidden, more))
+            return F.linear(hidden, self.lm_rows, self.lm_bias)
         return self.ends.logits(hidden)
 
-
-def _beside(products: Tensor, hidden: Tensor, more: LmRows | None) -> Tensor:
-    """Products [.., Vd], and behind them those of E other rows."""
-    return products if more is None else torch.cat([products, more.logits(hidden)], -1)
-
-
-def rotated(x: Tensor, rotary: Rotary) -> Tensor:
-    """Turn queries or keys [B, H, T, D] by the angles [B, T, D] or [T, D] of their positions."""
-    cos, sin = (part.to(x.dtype).unsqueeze(-3) for part in rotary)
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-second, first), dim=-1) * sin
-
-
-def rope_frequencies(config: HeadConfig) -> tuple[Tensor, float]:
-    """Radians a position, float32 [D / 2], and what cos and sin are multiplied by."""
-    from transformers import LlamaConfig
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-
-    like_llama = LlamaConfig(
-        hidden_size=config.hidden_size,
-        num_attention_heads=config.num_attention_heads,
-        num_key_value_heads=config.num_key_value_heads,
-        head_dim=config.head_dim,
-        max_position_embeddings=config.max_position_embeddings,
-        rope_parameters=dict(config.rope_parameters),
-    )
-    with torch.device("cpu"):  # also where a head is made without memory for its weights
-        embedding = LlamaRotaryEmbedding(like_llama)
-    # A plain tensor, which a module does not register: `to(bfloat16)` must not round the angles.
-    return embedding.inv_freq.detach().clone(), float(embedding.attention_scaling)
+    def beside(self, products: Tensor, hidden: Tensor, more: LmRows | None) -> Tensor:
+        """Logits [.., Vd + E] from products [.., Vd], and from those of E other rows."""
+        if self.own_lm_head or self.lm_rows is not None:
+            logits = products if more is None else torch.cat([products, more.logits(hidden)], -1)
+            return logits if self.own_lm_head else self.ends.finish(logits)
+        return products

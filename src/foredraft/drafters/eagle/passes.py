@@ -11,6 +11,7 @@ from torch import Tensor
 from foredraft.config import MAX_TREE_NODES
 from foredraft.drafters.eagle.cache import HeadCache
 from foredraft.drafters.eagle.head import EagleHead
+from foredraft.drafters.eagle.rotary import RotaryTable
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class HeadPassesState:
         self._head = passes.head
         head = passes.head
         self._cache = HeadCache(head.config, passes.window, capacity, head.device, head.dtype)
+        self._rotary = RotaryTable(head)
 
     @property
     def length(self) -> int:
@@ -65,8 +67,7 @@ class HeadPassesState:
         for start in range(0, len(token_ids), MAX_TREE_NODES):
             chunk = token_ids[start : start + MAX_TREE_NODES]
             embeds, hidden = self._inputs(chunk)
-            positions = torch.arange(len(chunk), device=self._head.device) + self.length
-            rotary = self._head.rotary(positions)
+            rotary = self._rotary.rows(self.length, self.length + len(chunk))
             self._head.step(embeds, hidden, rotary, self._cache.attend_to_text)
 
     @torch.inference_mode()
@@ -74,8 +75,7 @@ class HeadPassesState:
         """One level of a draft: logits [N, Vd] after these rows, whose parents are pending ones or -1."""
         self._cache.hold(list(parents))
         embeds, hidden = self._inputs(token_ids)
-        positions = torch.full((len(token_ids),), self.length, device=self._head.device)
-        rotary = self._head.rotary(positions)
+        rotary = self._rotary.rows(self.length, self.length + 1)
         output = self._head.step(embeds, hidden, rotary, self._cache.attend_to_draft)
         self._head.recycle(output)
         return self._head.logits(output)[0]

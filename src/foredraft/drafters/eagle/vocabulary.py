@@ -53,6 +53,7 @@ class TextVocabulary:
         self._more = (rows if self._more is None else self._more.then(rows)).last(self._room)
         self._ids = torch.cat([own, torch.tensor(list(self._added)).to(own)])
 
-    def logits(self, output: Tensor) -> Tensor:
-        """The law after rows of the head, [.., h] -> [.., Vd + E], before any softmax."""
-        return self._head.logits(output, self._more)
+    @property
+    def more(self) -> LmRows | None:
+        """The rows of the tokens that the text has added; see `EagleHead.project`."""
+        return self._more

@@ -1,0 +1,93 @@
+"""Passes of a Hugging Face model that score nodes: over one sequence, or over several together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from foredraft.backends.joint_pass import Joining, JointPass, Masks
+
+if TYPE_CHECKING:
+    from foredraft.backends.hf import HFTarget
+    from foredraft.backends.hf_state import HFState
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """Nodes of one sequence that are to be scored.
+
+    Attributes:
+        state: the sequence; its topology holds the tree.
+        token_ids: [n], checked.
+        first: how many nodes are pending before them.
+    """
+
+    state: HFState
+    token_ids: tuple[int, ...]
+    first: int
+
+    @property
+    def stop(self) -> int:
+        """Pending nodes after the pass."""
+        return self.first + len(self.token_ids)
+
+    def positions(self) -> Tensor:
+        """int64 [n]"""
+        state = self.state
+        return state.topology.depths(self.first, self.stop) + state.length
+
+
+class ScoringPasses:
+    """Runs what sequences of one target ask for."""
+
+    def __init__(self, target: HFTarget) -> None:
+        self._target = target
+
+    def run(self, scorings: Sequence[Scoring]) -> list[Tensor]:
+        """Logits [n, rows of the head] of each, in one pass if the model can join sequences.
+
+        Raises:
+            CacheError: the model did not write its cache as asked.
+        """
+        joining = self._target.joining if len(scorings) > 1 else None
+        if joining is None:
+            return [self._alone(scoring) for scoring in scorings]
+        return self.together(scorings, joining)
+
+    def _alone(self, scoring: Scoring) -> Tensor:
+        state, masks = scoring.state, self._target.masks
+        mask = masks and masks.build(state.topology, state.length, scoring.first, scoring.stop)
+        return state.run(scoring.token_ids, positions=scoring.positions(), mask=mask)
+
+    def together(self, scorings: Sequence[Scoring], joining: Joining) -> list[Tensor]:
+        """As `run`, in one pass joined so."""
+        caches = [scoring.state.cache for scoring in scorings]
+        rows = [len(scoring.token_ids) for scoring in scorings]
+        masks = [self._masks(scoring, joining) for scoring in scorings]
+        with ExitStack() as stack:
+            for cache, count in zip(caches, rows, strict=True):
+                stack.enter_context(cache.writing(count))
+            joint = JointPass(caches, rows, masks, joining)
+            shown = stack.enter_context(self._target.watching())
+            logits = self._target.forward(
+                [token for scoring in scorings for token in scoring.token_ids],
+                positions=torch.cat([scoring.positions() for scoring in scorings]),
+                joint=joint,
+            )
+        for scoring, part in zip(scorings, joint.parts, strict=True):
+            scoring.state.hear(shown.of(part), part.stop - part.start)
+        return list(torch.split(logits, rows))
+
+    def _masks(self, scoring: Scoring, joining: Joining) -> Masks:
+        """By layer type; None where one row sees all, if that can be said of one sequence."""
+        masks, state = self._target.masks, scoring.state
+        assert masks is not None  # or nothing could be joined
+        place = (state.topology, state.length, scoring.first, scoring.stop)
+        if joining is Joining.APART and masks.build(*place) is None:
+            return dict.fromkeys(masks.layer_types)
+        return masks.by_kind(*place)

@@ -1,0 +1,1 @@
+"""Where the time of one round goes, stage by stage, against the floor that memory sets."""

@@ -1,0 +1,181 @@
+"""Many answers at once: streams of one target whose rounds share passes.
+
+A batch runs the decoding loop of each of its streams as it is, a round at a time, in a meeting
+(`foredraft.meeting`): the draft passes of all are made together, and then one pass of the target scores all
+their trees. Each stream accepts its own count and ends when it ends; streams join and leave between rounds.
+So there is no second decoding loop, no padding, and every answer is the one that its stream gives alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from foredraft.backends.own_pass import own_pass
+from foredraft.config import GenerationOptions
+from foredraft.errors import ConfigError
+from foredraft.meeting import Meeting, Outcome
+from foredraft.protocols import Company, JoiningTarget, Target
+from foredraft.results import Result, Step
+
+if TYPE_CHECKING:
+    from foredraft.engine.engine import Engine, Stream
+    from foredraft.engine.prompts import Prompt
+
+MAX_BATCH = 8
+"""Answers at a time, where nobody says how many."""
+EXPECTED = 0.3
+"""Weight of a stream's last round in what its next is expected to be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What became of one stream in one round: a step, an error, or its end without either."""
+
+    stream: Stream
+    step: Step | None = None
+    error: Exception | None = None
+    finished: bool = False
+    """Whether the stream has left the batch."""
+
+
+@dataclass(slots=True)
+class _Member:
+    """A stream, and what its rounds are expected to be."""
+
+    stream: Stream
+    rows: float = 1.0
+    tokens: float = 1.0
+
+    def learn(self, step: Step) -> None:
+        self.rows += EXPECTED * (step.num_drafted + 1 - self.rows)
+        self.tokens += EXPECTED * (len(step.token_ids) - self.tokens)
+
+
+class Batch:
+    """Streams that decode side by side. Not for several threads at a time.
+
+    Args:
+        target: the model of all its streams, whatever their drafters, policies and verifiers.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._last = target.serve if isinstance(target, JoiningTarget) else None
+        self._members: list[_Member] = []
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def join(self, stream: Stream) -> None:
+        """Add a stream from the next round on; its prompt is read in that round.
+
+        Raises:
+            ConfigError: it is of another target.
+        """
+        if stream.target is not self._target:
+            raise ConfigError(
+                "this stream's engine has another target; make all engines of a batch from the same one"
+            )
+        self._members.append(_Member(stream))
+
+    def leave(self, stream: Stream) -> None:
+        """Close a stream between rounds; one that has left already stays as it is."""
+        self._members = [member for member in self._members if member.stream is not stream]
+        stream.close()
+
+    def round(self) -> list[Progress]:
+        """One round of every stream, in the order in which they joined."""
+        members = list(self._members)
+        for member in members:
+            member.stream.share(self._company_of(member))
+        with torch.inference_mode(), own_pass():  # as in every pass: members may rest inside of one
+            tasks = [lambda member=member: next(member.stream, None) for member in members]
+            outcomes = Meeting(self._last).run(tasks)
+        made = [self._progress(*pair) for pair in zip(members, outcomes, strict=True)]
+        self._members = [m for m, p in zip(members, made, strict=True) if not p.finished]
+        return made
+
+    def close(self) -> None:
+        """Close all streams."""
+        for member in self._members:
+            member.stream.close()
+        self._members = []
+
+    def _progress(self, member: _Member, outcome: Outcome[Step | None]) -> Progress:
+        stream, step = member.stream, outcome.value
+        finished = step is None or stream.is_finished
+        if step is not None:
+            member.learn(step)
+        if finished:
+            stream.close()
+        return Progress(stream, step, outcome.error, finished)
+
+    def _company_of(self, member: _Member) -> Company:
+        others = [other for other in self._members if other is not member]
+        rows = sum(other.rows for other in others)
+        return Company(len(others), round(rows), sum(other.tokens for other in others))
+
+
+def stream_batch(
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    options: Sequence[GenerationOptions],
+    max_batch: int,
+) -> Iterator[tuple[int, Progress]]:
+    """(index of the prompt, progress) as it comes; the next prompt starts when an answer has ended."""
+    batch, waiting = Batch(engine.target), list(range(len(prompts)))[::-1]
+    indices: dict[int, int] = {}
+    try:
+        while waiting or len(batch):
+            while waiting and len(batch) < max_batch:
+                index = waiting.pop()
+                stream = engine.stream(prompts[index], options[index])
+                indices[id(stream)] = index
+                batch.join(stream)
+            for progress in batch.round():
+                yield indices[id(progress.stream)], progress
+    finally:
+        batch.close()
+
+
+def generate_batch(
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    options: GenerationOptions | Sequence[GenerationOptions] | None,
+    max_batch: int,
+    changes: dict[str, Any],
+) -> list[Result]:
+    """See `Engine.generate_batch`."""
+    if isinstance(prompts, str) or not isinstance(prompts, Sequence):
+        raise ConfigError("generate_batch takes a list of prompts; for a single one, use generate")
+    if type(max_batch) is not int or max_batch < 1:
+        raise ConfigError(
+            f"max_batch={max_batch!r} is not allowed; give a whole number of 1 or more"
+        )
+    each = _options_of_each(len(prompts), options, changes)
+    results: dict[int, Result] = {}
+    for index, progress in stream_batch(engine, prompts, each, max_batch):
+        if progress.error is not None:
+            progress.error.add_note(f"prompt {index} of {len(prompts)} of a batch")
+            raise progress.error
+        if progress.finished:
+            results[index] = progress.stream.result()
+    return [results[index] for index in range(len(prompts))]
+
+
+def _options_of_each(
+    count: int,
+    options: GenerationOptions | Sequence[GenerationOptions] | None,
+    changes: dict[str, Any],
+) -> list[GenerationOptions]:
+    if options is None or isinstance(options, GenerationOptions):
+        options = [options or GenerationOptions()] * count
+    if len(options) != count:
+        raise ConfigError(
+            f"there are {count} prompts and {len(options)} options; give one for each, or one for all"
+        )
+    return [one.replace(**changes) for one in options]
