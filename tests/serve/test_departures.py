@@ -18,9 +18,9 @@ import httpx
 import openai
 import pytest
 
+from foredraft.engine.batch import Batch, Progress
 from foredraft.engine.engine import Stream
-from foredraft.serve.rounds import Progress, TurnRounds
-from tests.serve.live import MODEL, PLAIN, Live, engines, live, wait_until
+from tests.serve.live import MODEL, PLAIN, Live, engines, live, target, wait_until
 from tests.tiny_folders import save_folder
 
 MESSAGES: Any = [{"role": "user", "content": "the cat"}]
@@ -29,11 +29,11 @@ SHORT: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, "max_tokens": 3, 
 CHAT = "/v1/chat/completions"
 
 
-class Slow(TurnRounds):
-    """Turns that take a while; notes how many streams were joined and were closed."""
+class Slow(Batch):
+    """A batch that takes its time; notes how many streams were joined and were closed."""
 
     def __init__(self, seconds: float = 0.02) -> None:
-        super().__init__()
+        super().__init__(target())
         self.seconds = seconds
         self.joined: list[Stream] = []
 

@@ -16,9 +16,11 @@ import httpx
 import jsonschema
 import pytest
 
+from foredraft.engine.batch import Batch
 from foredraft.engine.session import Session
-from foredraft.serve.rounds import Rounds, TurnRounds
-from tests.serve.live import MODEL, NGRAM, PLAIN, TREE, Live, engines, live, wait_until
+from foredraft.serve.rounds import Rounds
+from tests.serve.live import MODEL, NGRAM, PLAIN, TREE, Live, engines, live, target, wait_until
+from tests.serve.turns import TurnRounds
 
 NUM_REQUESTS, NUM_CLIENTS = 200, 16
 CHAT = "/v1/chat/completions"
@@ -37,7 +39,7 @@ BAD: tuple[dict[str, Any], ...] = (
     {"model": "other"},
     {"messages": []},
 )
-ROUNDS: dict[str, Callable[[], Rounds]] = {"turns": TurnRounds}
+ROUNDS: dict[str, Callable[[], Rounds]] = {"batch": lambda: Batch(target()), "turns": TurnRounds}
 """What decodes, by name."""
 
 

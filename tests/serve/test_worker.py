@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from foredraft import ConfigError, GenerationOptions
+from foredraft.engine.batch import Batch, Progress
 from foredraft.engine.engine import Stream
 from foredraft.serve.jobs import Event, Failed, Finished, Job, Outcome, Stepped
-from foredraft.serve.rounds import Progress, Rounds, TurnRounds
+from foredraft.serve.rounds import Rounds
 from foredraft.serve.settings import ServeSettings
 from foredraft.serve.worker import QueueFullError, ShuttingDownError, Worker
-from tests.serve.live import PLAIN, TREE, engines, wait_until
+from tests.serve.live import PLAIN, TREE, engines, target, wait_until
 
 PROMPT = [60, 70, 80]
 OPTIONS = GenerationOptions(max_new_tokens=10, temperature=1.0, seed=3, ignore_eos=True)
@@ -32,11 +33,11 @@ class Ended:
 
 
 class Gated:
-    """Turns that are taken only while a gate is open."""
+    """A batch that goes on only while a gate is open."""
 
     def __init__(self) -> None:
         self.open = threading.Event()
-        self.rounds = TurnRounds()
+        self.rounds = Batch(target())
         self.members: list[Stream] = []
         self.num_rounds = 0
 
@@ -54,7 +55,7 @@ class Gated:
         return self.rounds.round()
 
 
-class Broken(TurnRounds):
+class Broken(Batch):
     """Fails as a whole in the first round."""
 
     failed = False
@@ -112,7 +113,7 @@ def submit(worker: Worker, *told: Told) -> None:
 def test_jobs_side_by_side_are_answered_as_if_alone() -> None:
     options = [OPTIONS.replace(seed=seed, max_new_tokens=3 + 4 * seed) for seed in range(4)]
     told = [Told(o, method) for o, method in zip(options, [PLAIN, TREE] * 2, strict=True)]
-    with working(TurnRounds()) as (worker, observer):
+    with working(Batch(target())) as (worker, observer):
         submit(worker, *told)
         wait_until(lambda: all(each.over for each in told))
         assert worker.num_running == worker.num_waiting == worker.num_cached_tokens == 0
@@ -141,7 +142,7 @@ def test_no_more_run_than_the_batch_holds_nor_wait_than_the_queue() -> None:
 
 
 def test_reserved_places_are_kept_and_given_back() -> None:
-    with working(TurnRounds()) as (worker, _):
+    with working(Batch(target())) as (worker, _):
         worker.reserve(4)
         with pytest.raises(QueueFullError):
             worker.reserve(1)
@@ -171,7 +172,7 @@ def test_a_cancelled_job_leaves_after_the_round_in_progress() -> None:
 
 def test_cancelling_what_is_over_does_nothing() -> None:
     told = Told()
-    with working(TurnRounds()) as (worker, observer):
+    with working(Batch(target())) as (worker, observer):
         submit(worker, told)
         wait_until(lambda: told.over)
         worker.cancel(told.job)
@@ -197,7 +198,7 @@ class Exploding:
 def test_one_jobs_error_is_its_own(after: int) -> None:
     good, bad = Told(), Told(logits_processors=(Exploding(after),))
     late = Told(OPTIONS.replace(stop=["x"]), logit_bias={10**6: 1.0})  # refused when it begins
-    with working(TurnRounds(), max_batch=3) as (worker, observer):
+    with working(Batch(target()), max_batch=3) as (worker, observer):
         submit(worker, good, bad, late)
         wait_until(lambda: good.over and bad.over and late.over)
         assert worker.num_running == 0
@@ -212,7 +213,7 @@ def test_one_jobs_error_is_its_own(after: int) -> None:
 
 def test_a_round_that_fails_as_a_whole_fails_its_members_and_no_others() -> None:
     first, later = Told(), Told()
-    with working(Broken()) as (worker, observer):
+    with working(Broken(target())) as (worker, observer):
         submit(worker, first)
         wait_until(lambda: first.over)
         assert isinstance(first.events[-1], Failed)
@@ -237,7 +238,7 @@ def test_a_draining_worker_finishes_and_takes_no_more() -> None:
 
 def test_a_stopped_worker_fails_what_is_left() -> None:
     told = [Told(OPTIONS.replace(max_new_tokens=150)) for _ in range(4)]
-    with working(TurnRounds()) as (worker, observer):
+    with working(Batch(target())) as (worker, observer):
         submit(worker, *told)
         wait_until(lambda: worker.num_running == 2)
         worker.stop()

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from llguidance import LLMatcher, LLTokenizer
 
 from foredraft import __version__
+from foredraft.engine.batch import Batch
 from foredraft.engine.engine import Engine
 from foredraft.errors import ConfigError, suggestion
 from foredraft.serve.answers import Answers
@@ -20,7 +21,7 @@ from foredraft.serve.asks import Ask
 from foredraft.serve.errors import ApiError
 from foredraft.serve.grammar import compile_schema, token_bytes_of
 from foredraft.serve.metrics import Metrics
-from foredraft.serve.rounds import Rounds, TurnRounds
+from foredraft.serve.rounds import Rounds
 from foredraft.serve.schemas import Shared
 from foredraft.serve.settings import ServeSettings
 from foredraft.serve.worker import Worker
@@ -34,7 +35,7 @@ class Service:
     Args:
         settings: its name and limits.
         engines: by the names of their methods; they share a target. The first answers where none is named.
-        rounds: decodes; None takes turns.
+        rounds: decodes; None is a batch of the target's.
     """
 
     def __init__(
@@ -43,18 +44,18 @@ class Service:
         self.settings, self.engines = settings, dict(engines)
         self.created = int(time.time())
         self.metrics = Metrics()
+        first = next(iter(self.engines.values()))
         self.worker = Worker(
-            rounds or TurnRounds(),
+            Batch(first.target) if rounds is None else rounds,
             max_batch=settings.max_batch,
             max_queue=settings.max_queue,
             observer=self.metrics,
         )
         self._preparing = ThreadPoolExecutor(1, "foredraft-preparing")
-        self._tokens = self._read_tokens()
+        self._tokens = self._read_tokens(first)
         self._watch()
 
-    def _read_tokens(self) -> LLTokenizer | ConfigError:
-        engine = next(iter(self.engines.values()))
+    def _read_tokens(self, engine: Engine) -> LLTokenizer | ConfigError:
         target = engine.target
         try:
             return token_bytes_of(engine.tokenizer, target.vocab_size, target.eos_token_ids)

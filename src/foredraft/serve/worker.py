@@ -8,10 +8,11 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
+from foredraft.engine.batch import Progress
 from foredraft.engine.engine import Stream
 from foredraft.errors import ForedraftError
 from foredraft.serve.jobs import Failed, Finished, Job, Outcome, Stepped
-from foredraft.serve.rounds import Progress, Rounds
+from foredraft.serve.rounds import Rounds
 
 
 class QueueFullError(ForedraftError):
