@@ -34,7 +34,7 @@ LAYERS = (
 TOGETHER = {"engine", "methods"}
 """The exception: recipes and the engine are one thing in two files."""
 
-HEAVY = ("fastapi", "uvicorn", "matplotlib", "typer", "rich")
+HEAVY = ("fastapi", "uvicorn", "prometheus_client", "llguidance", "matplotlib", "typer", "rich")
 """What only the server, the plots and the command line may load."""
 
 LONGEST_FILE = 400

@@ -85,6 +85,11 @@ class GenerationOptions:
     """Go on past end tokens."""
     stop: Sequence[str] = ()
     """Strings that end the answer; they are not part of its text."""
+    logprobs: int | None = None
+    """Report each emitted token's log-probability, and those of this many of the most likely tokens at its
+    place: by the model alone, before penalties, processors, temperature and filters. None reports nothing."""
+    prompt_logprobs: int | None = None
+    """The same for the prompt's tokens."""
 
     def __post_init__(self) -> None:
         for name, rule in _RULES.items():
@@ -216,6 +221,8 @@ _RULES: Mapping[str, _Rule] = {
     "eos_token_ids": _optional(_TOKEN_IDS),
     "ignore_eos": _Rule("True or False", _flag),
     "stop": _sequence("non-empty strings", _text),
+    "logprobs": _optional(_whole(0)),
+    "prompt_logprobs": _optional(_whole(0)),
 }
 
 

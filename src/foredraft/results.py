@@ -43,6 +43,16 @@ FinishReason = Literal["stop", "length"]
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """How likely a token was by the model alone: the log-softmax of its logits, in nats."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+    """The most likely tokens at its place and their log-probabilities, the most likely first."""
+
+
+@dataclass(frozen=True, slots=True)
 class RoundRecord:
     """One draft and one target pass."""
 
@@ -89,6 +99,8 @@ class Step:
     finish_reason: FinishReason | None
     stopped_by: int | str | None
     """The end token or stop string that ended the answer."""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """One for each of `token_ids`; empty if they were not asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +298,10 @@ class Result:
     prompt_ids: tuple[int, ...]
     accepted: tuple[bool, ...]
     """For each token, whether it came from a draft."""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """One for each of `token_ids`; empty if they were not asked for."""
+    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
+    """One for each of `prompt_ids`, None for the first; empty if they were not asked for."""
 
     def as_dict(self) -> dict[str, Any]:
         """The answer as one JSON document."""
@@ -306,6 +322,7 @@ def collect(
     seed: int | None,
     prefill_s: float,
     ttft_s: float,
+    prompt_logprobs: Sequence[TokenLogprob | None] = (),
 ) -> Result:
     """The answer that these steps spell, with its statistics."""
     token_ids = tuple(t for step in steps for t in step.token_ids)
@@ -329,6 +346,8 @@ def collect(
         seed=seed,
         prompt_ids=tuple(prompt_ids),
         accepted=tuple(i < s.num_accepted for s in steps for i in range(len(s.token_ids))),
+        logprobs=tuple(logprob for step in steps for logprob in step.logprobs),
+        prompt_logprobs=tuple(prompt_logprobs),
     )
 
 

@@ -233,9 +233,12 @@ EFFECTS: dict[str, tuple[GenerationOptions, Any, Any]] = {
     "stop": (GREEDY, (), [Letters().decode(FREE[5:7]), Letters().decode(FREE[7:9])]),
 }
 
+REPORTING = ("logprobs", "prompt_logprobs")
+"""They tell of an answer and change none of its tokens: tests/engine/test_logprobs.py."""
+
 
 def test_every_option_is_here() -> None:
-    assert list(EFFECTS) == [f.name for f in dataclasses.fields(GenerationOptions)]
+    assert [*EFFECTS, *REPORTING] == [f.name for f in dataclasses.fields(GenerationOptions)]
 
 
 def both_requests(name: str) -> list[GenerationOptions]:

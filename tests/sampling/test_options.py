@@ -33,6 +33,8 @@ REFUSED: dict[str, list[Any]] = {
     "eos_token_ids": [],
     "ignore_eos": [],
     "stop": ["word", [""], [b"word"], ["a", ""], [3]],
+    "logprobs": [-1, 1.5, True],
+    "prompt_logprobs": [-1, 1.5, True],
 }
 OF_A_WRONG_KIND: dict[str, list[Any]] = {
     "temperature": [10**400],
@@ -64,6 +66,8 @@ ACCEPTED: dict[str, list[Any]] = {
     "eos_token_ids": [None, (), [2, 3]],
     "ignore_eos": [True, False],
     "stop": [(), ["a", "bc"]],
+    "logprobs": [None, 0, 20],
+    "prompt_logprobs": [None, 0, 20],
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -118,6 +118,16 @@ def load_engine(model: str, **choices: Any) -> Engine:
         from foredraft.engine.load import load
 
         return load(model, **choices, report=report)
+
+
+def load_engines(
+    model: str, methods: Sequence[str], drafter: str | None, **options: Any
+) -> dict[str, Engine]:
+    """Engines for several methods, by their names, likewise; they share the weights."""
+    with _starting(console(stderr=True)) as report:
+        from foredraft.engine.several import load_several
+
+        return load_several(model, methods, drafter=drafter, report=report, **options)
 
 
 def load_bare(

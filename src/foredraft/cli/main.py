@@ -12,6 +12,7 @@ from foredraft import __version__
 from foredraft.cli import bench, data, train
 from foredraft.cli.calibrate import calibrate
 from foredraft.cli.generate import generate
+from foredraft.cli.serve import serve
 from foredraft.cli.trace import trace
 
 app = typer.Typer(
@@ -21,6 +22,7 @@ app = typer.Typer(
     help="Faster answers from open language models, with the same words.",
 )
 app.command()(generate)
+app.command()(serve)
 app.command()(trace)
 app.command()(calibrate)
 app.add_typer(bench.app, name="bench")

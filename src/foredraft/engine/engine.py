@@ -38,7 +38,7 @@ from foredraft.protocols import (
     Verifier,
 )
 from foredraft.protocols.shared_features import shared, union_of
-from foredraft.results import Result, Step, collect
+from foredraft.results import Result, RoundRecord, Step, TokenLogprob, collect
 from foredraft.sampling.law import RequestLaw
 from foredraft.sampling.randomness import Randomness, SeededRandomness, fresh_seed
 from foredraft.verifiers.exact import ExactVerifier
@@ -364,6 +364,21 @@ class Stream:
             self._rounds.close()  # type: ignore[attr-defined]
             self._session.close()
 
+    @property
+    def prompt_logprobs(self) -> tuple[TokenLogprob | None, ...]:
+        """Of the prompt's tokens, from the first step on; empty if they were not asked for."""
+        return self._session.prompt_logprobs
+
+    @property
+    def rounds(self) -> tuple[RoundRecord, ...]:
+        """The rounds so far."""
+        return tuple(self._session.rounds)
+
+    @property
+    def prefill_s(self) -> float:
+        """Seconds that the prompt took; 0 before the first step."""
+        return self._session.prefill_s
+
     def result(self) -> Result:
         """The answer, once every step was taken."""
         if self._session.finish_reason is None:
@@ -377,4 +392,5 @@ class Stream:
             seed=self._seed,
             prefill_s=self._session.prefill_s,
             ttft_s=self._ttft_s,
+            prompt_logprobs=self.prompt_logprobs,
         )

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from foredraft.engine.clock import StageClock
 from foredraft.engine.contracts import check_draft, check_verdict
+from foredraft.engine.logprobs import AnswerLogprobs, read_prompt
 from foredraft.engine.open_roots import PendingLaw
 from foredraft.engine.stopping import StopState, Taken
 from foredraft.protocols import (
@@ -23,7 +24,7 @@ from foredraft.protocols import (
     RoundOutcome,
     Verdict,
 )
-from foredraft.results import FinishReason, RoundRecord, Step
+from foredraft.results import FinishReason, RoundRecord, Step, TokenLogprob
 from foredraft.sampling.law import RequestLaw, TargetLaws
 from foredraft.sampling.randomness import Randomness
 from foredraft.tree import DraftTree
@@ -69,8 +70,11 @@ class Session:
         self.finish_reason: FinishReason | None = None
         self.rounds: list[RoundRecord] = []
         self.prefill_s = 0.0
+        self.prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
         self._drafting, self._law, self._stop = drafting, law, stop
         self._pending = pending
+        count = law.options.logprobs
+        self._logprobs = None if count is None else AnswerLogprobs(count)
         self._laws: TargetLaws | None = None  # of the tree in progress
         self._passes = 0  # of the target since the last round was recorded
         self._passes_before_s = 0.0  # their seconds, as far as no lap of the clock holds them
@@ -84,7 +88,7 @@ class Session:
         pass in its first round, so it counts as the first round's here too.
         """
         with self.clock.stage("prefill"):
-            self.target.prefill(self.token_ids[:-1])
+            self._prefill_target()
         if self._pending is not None:
             with self.clock.stage("target"):
                 self._read_pending(self._pending)
@@ -95,10 +99,19 @@ class Session:
         seconds = self.clock.lap()
         self.prefill_s, self._passes_before_s = seconds["prefill"], seconds.get("target", 0.0)
 
+    def _prefill_target(self) -> None:
+        count = self._law.options.prompt_logprobs
+        if count is None:
+            self.target.prefill(self.token_ids[:-1])
+        else:
+            self.prompt_logprobs = read_prompt(self.target, self.token_ids, count)
+
     def _read_pending(self, pending: PendingLaw) -> None:
         root = DraftTree.root_only(self.token_ids[-1])
         logits = self._pass(root)
         pending.read(self._law.laws(root, logits, self.token_ids, self.random), 0)
+        if self._logprobs is not None:
+            self._logprobs.keep(logits)
         self.target.commit([0])
 
     def _pass(self, tree: DraftTree) -> Tensor:
@@ -160,6 +173,7 @@ class Session:
             self._pending.learn(verdict, self._laws)
         self.token_ids.extend(kept)
         self.finish_reason = taken.finish_reason
+        logprobs = self._read_logprobs(verdict.path if is_scored else (), kept)
         self._commit(verdict.path[: taken.num_kept] if is_scored else ())
         self._record(tree, verdict, taken)
         return Step(
@@ -169,7 +183,16 @@ class Session:
             num_drafted=tree.num_drafted,
             finish_reason=taken.finish_reason,
             stopped_by=taken.stopped_by,
+            logprobs=logprobs,
         )
+
+    def _read_logprobs(
+        self, path: tuple[int, ...], kept: tuple[int, ...]
+    ) -> tuple[TokenLogprob, ...]:
+        if self._logprobs is None:
+            return ()
+        assert self._laws is not None
+        return self._logprobs.take(self._laws.logits(path), kept)
 
     def cancel(self) -> None:
         """Ask for an end after the round in progress; may be called from another thread."""

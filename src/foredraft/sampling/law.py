@@ -191,6 +191,10 @@ class TargetLaws:
         """As `probs`, but at temperature 0 the softmax of the processed scores: it ranks all tokens."""
         return self.scores(node).double().softmax(-1)
 
+    def logits(self, nodes: Sequence[int]) -> Tensor:
+        """The model's own logits [len(nodes), V] of what follows these nodes; no option is applied."""
+        return self._logits[list(nodes)]
+
     def _compute_scores(self, node: int) -> Tensor:
         row = self._logits[node]
         if self._has_ended(node):

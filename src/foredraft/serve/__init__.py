@@ -1,0 +1,1 @@
+"""The OpenAI-compatible server. Needs the `serve` extra; nothing else in the package imports it."""

@@ -1,0 +1,101 @@
+"""What every request passes: its key, the size of its body, and the count of its response."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import time
+from collections.abc import Sequence
+
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from foredraft.serve.errors import ApiError
+from foredraft.serve.metrics import Metrics
+
+CLIENT_LEFT = 499
+"""Counted for a response that nobody waited for."""
+
+
+class Gate:
+    """ASGI middleware.
+
+    Args:
+        app: what is behind it.
+        api_keys: any of these opens all but `/health`; no keys open all.
+        max_body_bytes: of a request.
+        metrics: counts responses.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, api_keys: Sequence[str], max_body_bytes: int, metrics: Metrics
+    ) -> None:
+        self._app, self._metrics = app, metrics
+        self._keys = [_digest(key) for key in api_keys]
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request through, or refuse it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started, status = time.perf_counter(), CLIENT_LEFT
+
+        async def noted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            refusal = self._refusal(scope)
+            if refusal is not None:
+                await refusal.response()(scope, receive, noted)
+            else:
+                await self._app(scope, self._limited(receive), noted)
+        finally:
+            path = getattr(scope.get("route"), "path", "other")
+            self._metrics.responded(path, status, time.perf_counter() - started)
+
+    def _refusal(self, scope: Scope) -> ApiError | None:
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        if self._keys and scope["path"] != "/health" and not self._has_key(headers):
+            return ApiError(
+                401,
+                "a valid API key is needed; send it as 'Authorization: Bearer KEY'",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        length = headers.get(b"content-length", b"0")
+        if length.isdigit() and int(length) > self._max_body_bytes:
+            return ApiError(413, self._too_large, code="body_too_large")
+        return None
+
+    def _has_key(self, headers: dict[bytes, bytes]) -> bool:
+        """Compare with every key, in a time that tells nothing of any."""
+        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+        digest = hashlib.sha256(given.strip()).digest()
+        same = [hmac.compare_digest(digest, key) for key in self._keys]
+        return scheme.lower() == b"bearer" and any(same)
+
+    @property
+    def _too_large(self) -> str:
+        return f"the body has more than {self._max_body_bytes} bytes, which is all that this server reads"
+
+    def _limited(self, receive: Receive) -> Receive:
+        """Bodies may come in pieces and say no length, or a wrong one."""
+        num_read = 0
+
+        async def limited() -> Message:
+            nonlocal num_read
+            message = await receive()
+            num_read += len(message.get("body", b""))
+            if num_read > self._max_body_bytes:
+                raise HTTPException(413, self._too_large)
+            return message
+
+        return limited
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()

@@ -1,0 +1,61 @@
+"""What a server allows. Each default exists once, here."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from foredraft.errors import ConfigError
+
+WHOLE = {"max_batch": 1, "max_queue": 0, "max_choices": 1, "max_tokens": 1, "max_body_bytes": 1}
+"""Whole-number settings and the least that each may be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeSettings:
+    """A server's name and limits. Frozen; every value is checked when it is made.
+
+    Raises:
+        ConfigError: a value is out of its range; the message names it and the range.
+    """
+
+    model_name: str
+    """What requests call the model."""
+    api_keys: tuple[str, ...] = ()
+    """Any of these opens `/v1` and `/metrics`; without keys both are open to all."""
+    max_batch: int = 8
+    """Answers that are decoded at the same time."""
+    max_queue: int = 64
+    """Answers that wait for their turn; a request beyond these is refused at once."""
+    max_choices: int = 16
+    """Answers that one request may ask for (prompts times `n`)."""
+    max_tokens: int = 4096
+    """Tokens that one answer may ask for, and has at most where nothing is asked for."""
+    max_body_bytes: int = 2_000_000
+    time_limit_s: float | None = None
+    """Seconds from a request to its last token; None sets no limit."""
+    grace_s: float = 30.0
+    """Seconds that running answers get to finish after a signal to end."""
+
+    def __post_init__(self) -> None:
+        for name, least in WHOLE.items():
+            value = getattr(self, name)
+            if type(value) is not int or value < least:
+                raise ConfigError(
+                    f"{name}={value!r} is not allowed; give a whole number of {least} or more"
+                )
+        if self.time_limit_s is not None and not 0 < self.time_limit_s < math.inf:
+            raise ConfigError(
+                f"time_limit_s={self.time_limit_s!r} is not allowed; give more than 0"
+            )
+        if not 0 <= self.grace_s < math.inf:
+            raise ConfigError(f"grace_s={self.grace_s!r} is not allowed; give 0 or more")
+        if not self.model_name:
+            raise ConfigError("model_name='' is not allowed; name the model")
+        if not all(key.strip() for key in self.api_keys):
+            raise ConfigError("api_keys has an empty key, which anybody would have; give a secret")
+
+    @property
+    def capacity(self) -> int:
+        """Answers that may be in the server at the same time."""
+        return self.max_batch + self.max_queue
