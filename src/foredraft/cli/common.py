@@ -124,7 +124,7 @@ def load_engines(
     model: str, methods: Sequence[str], drafter: str | None, **options: Any
 ) -> dict[str, Engine]:
     """Engines for several methods, by their names, likewise; they share the weights."""
-    with _starting(console(stderr=True)) as report:
+    with starting(console(stderr=True)) as report:
         from foredraft.engine.several import load_several
 
         return load_several(model, methods, drafter=drafter, report=report, **options)
