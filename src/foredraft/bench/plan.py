@@ -34,7 +34,7 @@ class BenchPlan:
         repeats: how often each prompt is answered by each method.
         max_new_tokens, temperature, top_p, top_k, seed: the request; when sampling, question i of a suite
             has seed + i.
-        dtype, device: as in `foredraft.load`.
+        dtype, device, compile: as in `foredraft.load`.
 
     Raises:
         ConfigError: a suite, method or option that does not exist, a method named twice, a method that
@@ -55,6 +55,7 @@ class BenchPlan:
     seed: int = 0
     dtype: str | None = None
     device: str | None = None
+    compile: bool = False
 
     def __post_init__(self) -> None:
         if self.repeats < 1:
@@ -127,7 +128,7 @@ class BenchPlan:
 
     def check_same(self, begun: Mapping[str, Any], folder: str) -> None:
         """Raise `ConfigError` if a run that was begun differs from this one."""
-        check_same(self.as_dict(), begun, folder)
+        check_same(self.as_dict(), {"compile": False, **begun}, folder)  # older ones do not say
 
 
 def check_same(wanted: Mapping[str, Any], begun: Mapping[str, Any], folder: str) -> None:

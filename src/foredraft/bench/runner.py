@@ -99,6 +99,7 @@ class BenchRun:
                 methods=[m for m in self.plan.contestants.values() if isinstance(m, Method)],
                 dtype=self.plan.dtype,
                 device=self.plan.device,
+                compile=self.plan.compile,
                 report=self._report,
             )
             field = self._enter(self.plan, models, self._note, self._report)

@@ -74,6 +74,7 @@ def run(
     ] = _default("seed"),
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or auto.")] = None,
     device: Annotated[str | None, typer.Option(help="Such as cpu or cuda:0.")] = None,
+    compile: common.Compile = False,
     repeats: Annotated[int, typer.Option(help="Answers of each method to each prompt.")] = _default(
         "repeats"
     ),
@@ -98,6 +99,7 @@ def run(
             seed=seed,
             dtype=dtype,
             device=device,
+            compile=compile,
         )
         _run_and_report(plan, RunFolder(out))
 

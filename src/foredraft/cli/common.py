@@ -80,6 +80,9 @@ ForceVocabulary = Annotated[
 ]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or auto.")]
 Device = Annotated[str | None, typer.Option(help="Such as cpu or cuda:0.")]
+Compile = Annotated[
+    bool, typer.Option("--compile", help="Compile parts of the layers; the first passes take long.")
+]
 
 
 def read_prompt(prompt: str | None) -> str:

@@ -40,6 +40,7 @@ def generate(
     force_vocabulary: common.ForceVocabulary = False,
     dtype: common.Dtype = None,
     device: common.Device = None,
+    compile: common.Compile = False,
     compare: Annotated[
         bool, typer.Option("--compare", help="Decode plainly too, and show both.")
     ] = False,
@@ -77,6 +78,7 @@ def generate(
             dtype=dtype,
             device=device,
             force_vocabulary=force_vocabulary,
+            compile=compile,
         )
         words = common.as_prompt(text, engine, raw)
         if compare:

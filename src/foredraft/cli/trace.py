@@ -41,6 +41,7 @@ def trace(
     force_vocabulary: common.ForceVocabulary = False,
     dtype: common.Dtype = None,
     device: common.Device = None,
+    compile: common.Compile = False,
     out: Annotated[Path, typer.Option(help="The page; replaced if it exists.")] = Path(
         "trace.html"
     ),
@@ -74,6 +75,7 @@ def trace(
             dtype=dtype,
             device=device,
             force_vocabulary=force_vocabulary,
+            compile=compile,
         )
         label = common.method_label(method, model, drafter, tree=tree, verifier=verifier)
         document = _trace(engine, text, raw, options, model=model, method=label)

@@ -10,7 +10,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 import torch
+from torch import nn
 
+from foredraft.backends.regional_compile import is_compiled
 from foredraft.costs import CostTable
 from foredraft.errors import ConfigError
 from foredraft.files import write_json
@@ -81,6 +83,13 @@ def write_costs(table: CostTable, file: Path) -> None:
         write_json(file, table.as_dict())
     except OSError as error:
         raise _refused(file, error) from None
+
+
+def arithmetic_of(target: Target) -> str:
+    """What tables of one model are told apart by: the dtype, and whether parts of it are compiled."""
+    model = getattr(target, "model", None)
+    compiled = isinstance(model, nn.Module) and is_compiled(model)
+    return f"{dtype_of(target)} compiled" if compiled else dtype_of(target)
 
 
 def dtype_of(target: Target) -> str:

@@ -11,6 +11,7 @@ from foredraft import zoo
 from foredraft.backends.hf import HFTarget
 from foredraft.backends.hf_loading import load_hf
 from foredraft.backends.joined_linears import join_linears
+from foredraft.backends.regional_compile import compile_regions
 from foredraft.drafters.eagle.head import EagleHead
 from foredraft.drafters.vocabulary import check_same_vocabulary
 from foredraft.engine.adaptive_costs import with_prices
@@ -51,6 +52,7 @@ def load(
     revision: str | None = None,
     trust_remote_code: bool = False,
     force_vocabulary: bool = False,
+    compile: bool = False,
     report: Callable[[str], None] = lambda message: None,
 ) -> Engine:
     """An engine for a model, with a method to make it faster.
@@ -80,6 +82,8 @@ def load(
         revision: branch, tag or commit on the hub.
         trust_remote_code: allow model code from the hub.
         force_vocabulary: use a drafter whose tokens differ; the text stays right all the same.
+        compile: compile regions of models loaded by name (see `backends/regional_compile.py`). The first
+            passes then take long; on a CPU it has not paid (`docs/experiments.md`).
         report: called with a sentence at each long step.
 
     Raises:
@@ -106,6 +110,7 @@ def load(
         revision=revision,
         trust_remote_code=trust_remote_code,
         force_vocabulary=force_vocabulary,
+        compile=compile,
         report=report,
     )
     return models.engine(recipe, report=report, **chosen)
@@ -283,7 +288,12 @@ def best_method(
 
 
 def _load_model(
-    source: Any, tokenizer: Any | None, report: Callable[[str], None], **options: Any
+    source: Any,
+    tokenizer: Any | None,
+    report: Callable[[str], None],
+    *,
+    compile: bool = False,
+    **options: Any,
 ) -> tuple[Target, Any | None]:
     """A backend and its tokenizer from any form a model may come in."""
     if isinstance(tokenizer, str | Path):
@@ -300,6 +310,8 @@ def _load_model(
         raise ModelError(f"there is no model {name!r}; did you mean {meant!r}?")
     model, tokenizer = load_hf(path, **options)
     join_linears(model)
+    if compile:
+        compile_regions(model)
     return HFTarget(model, tokenizer), tokenizer
 
 
