@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from foredraft.backends import hf_facts, hf_probe
+from foredraft.backends.graphs import Capture, CudaCapture, GraphedPasses, Reads
 from foredraft.backends.grouped_attention import use_grouped_attention
 from foredraft.backends.hf_taps import FeatureBuffer, HeadInputs, Taps
 from foredraft.backends.kv_cache import KVCache
 from foredraft.backends.own_pass import own_pass
 from foredraft.backends.tree_attention import Topology, TreeMasks
 from foredraft.config import MAX_TREE_NODES
-from foredraft.errors import ModelError, VocabularyError
+from foredraft.errors import ConfigError, ModelError, VocabularyError
 
 PROBE_CAPACITY = 64
 
@@ -57,7 +58,7 @@ class ForwardPass:
             arguments["cache"] = cache
         if positions is not None and self._takes_positions:
             arguments["position_ids"] = positions[None]
-        ids = torch.tensor([self._checked(token_ids)], device=self.device)
+        ids = torch.tensor([self.checked(token_ids)], device=self.device)
         with own_pass():
             output = self._model(
                 input_ids=ids, attention_mask=mask, use_cache=cache is not None, **arguments
@@ -65,7 +66,8 @@ class ForwardPass:
         logits: Tensor = output.logits[0]
         return logits.to(self.device)
 
-    def _checked(self, token_ids: Sequence[int]) -> list[int]:
+    def checked(self, token_ids: Sequence[int]) -> list[int]:
+        """The tokens; a `VocabularyError` where one has no embedding."""
         if min(token_ids) < 0 or max(token_ids) >= self.num_rows:
             wrong = next(i for i in token_ids if not 0 <= i < self.num_rows)
             raise VocabularyError(
@@ -113,7 +115,32 @@ class HFTarget:
         self.taps = Taps(model)
         self.head_inputs = HeadInputs(model)
         self.layout = hf_probe.learn_layout(model, self.device)
+        self.graphs: GraphedPasses | None = None
         self.masks = self._masks_that_work()
+
+    def capture_passes(self, capture: Capture | None = None) -> None:
+        """Score in captured passes of static shapes where they fit; see `backends/graphs.py`.
+
+        Args:
+            capture: None takes CUDA graphs.
+
+        Raises:
+            ConfigError: the model is not on a CUDA device, is spread over several, or takes no masks.
+        """
+        capture = CudaCapture(self.device) if capture is None else capture
+        if self.masks is None or len(set(hf_facts.devices(self.model))) > 1:
+            raise ConfigError(
+                f"cuda_graphs=True needs a model on one device that takes 4-D masks, and "
+                f"{type(self.model).__name__} is none here; leave it out"
+            )
+        self.graphs = GraphedPasses(
+            self.model,
+            self.taps,
+            self.head_inputs,
+            capture,
+            self.device,
+            self.masks.float_dtype,
+        )
 
     @property
     def vocab_size(self) -> int:
@@ -219,6 +246,8 @@ class HFTarget:
 class HFState:
     """One sequence in an `HFTarget`; see the `ModelState` protocol."""
 
+    _reads = Reads()
+
     def __init__(self, target: HFTarget, cache: KVCache) -> None:
         self._target = target
         self._cache = cache
@@ -260,7 +289,9 @@ class HFState:
             assert self._topology.deepest(0, stop) == stop - 1, "this model scores chains only"
         mask = masks and masks.build(self._topology, self.length, first, stop)
         positions = self._topology.depths(first, stop) + self.length
-        logits = self._run(token_ids, positions=positions, mask=mask)
+        logits = self._replay(token_ids, positions, mask)
+        if logits is None:
+            logits = self._run(token_ids, positions=positions, mask=mask)
         self._parents = pending
         return logits[:, : self._target.vocab_size]
 
@@ -274,6 +305,21 @@ class HFState:
         self._target.take_back(self._cache)
         del self._cache
 
+    def _replay(self, token_ids: Sequence[int], positions: Tensor, mask: Any) -> Tensor | None:
+        """The same pass captured; None where passes are not captured or this one fits no bucket."""
+        graphs = self._target.graphs
+        if graphs is None or isinstance(mask, dict):
+            return None
+        checked = self._target.forward.checked(token_ids)
+        outputs = graphs.run(checked, self._cache, positions, mask, self._reads)
+        if outputs is None:
+            return None
+        self._keep(*outputs[1:])
+        return outputs[0]
+
+    def _keep(self, *states: Tensor) -> None:
+        """Take the hidden states [n, h] of a captured pass, in the order of `Reads`."""
+
     def _run(self, token_ids: Sequence[int], **arguments: Any) -> Tensor:
         """One pass that writes the cache; arguments as in `ForwardPass`."""
         with self._cache.writing(len(token_ids)):
@@ -285,6 +331,7 @@ class TappedState(HFState):
 
     def __init__(self, target: HFTarget, cache: KVCache, taps: Sequence[int]) -> None:
         super().__init__(target, cache)
+        self._reads = Reads(taps=tuple(taps))
         size = len(taps) * hf_facts.text_config(target.model).hidden_size
         self._features = FeatureBuffer(taps, size, target.device, target.model.dtype)
 
@@ -303,11 +350,16 @@ class TappedState(HFState):
         self._features.add(states, len(token_ids))
         return logits
 
+    def _keep(self, *states: Tensor) -> None:
+        shown = {tap: state[None] for tap, state in zip(self._reads.taps, states, strict=True)}
+        self._features.add(shown, len(states[0]))
+
 
 class ShownState(HFState):
     """One sequence whose last hidden states are shown; see the `ShowingState` protocol."""
 
     _hidden: Tensor | None = None
+    _reads = Reads(head_input=True)
 
     def last_hidden(self) -> Tensor | None:
         """What the head read in the last pass, [N, H]; None if it did not run as a module."""
@@ -318,3 +370,6 @@ class ShownState(HFState):
             logits = super()._run(token_ids, **arguments)
         self._hidden = seen[-1][0] if seen else None
         return logits
+
+    def _keep(self, *states: Tensor) -> None:
+        self._hidden = states[0] if states else None
