@@ -100,6 +100,7 @@ class BenchRun:
                 dtype=self.plan.dtype,
                 device=self.plan.device,
                 compile=self.plan.compile,
+                cuda_graphs=self.plan.cuda_graphs,
                 report=self._report,
             )
             field = self._enter(self.plan, models, self._note, self._report)

@@ -47,6 +47,7 @@ def calibrate(
     dtype: common.Dtype = None,
     device: common.Device = None,
     compile: common.Compile = False,
+    cuda_graphs: common.CudaGraphs = False,
     nodes: Annotated[str, typer.Option(help="Rows of a pass, comma-separated.")] = _listed(NODES),
     contexts: Annotated[
         str, typer.Option(help="Tokens cached before it, comma-separated.")
@@ -71,7 +72,13 @@ def calibrate(
 
         name = best_method(model, drafter)
         engine = common.load_engine(
-            model, method=name, drafter=drafter, dtype=dtype, device=device, compile=compile
+            model,
+            method=name,
+            drafter=drafter,
+            dtype=dtype,
+            device=device,
+            compile=compile,
+            cuda_graphs=cuda_graphs,
         )
         table = _measure(engine, name, grid, budget, options)
         _show(table, model, grid, as_json)

@@ -84,6 +84,10 @@ Compile = Annotated[
     bool, typer.Option("--compile", help="Compile parts of the layers; the first passes take long.")
 ]
 
+CudaGraphs = Annotated[
+    bool, typer.Option("--cuda-graphs", help="On a CUDA device: replay captured passes.")
+]
+
 
 def read_prompt(prompt: str | None) -> str:
     """The prompt as typed, or from stdin.

@@ -86,10 +86,12 @@ def write_costs(table: CostTable, file: Path) -> None:
 
 
 def arithmetic_of(target: Target) -> str:
-    """What tables of one model are told apart by: the dtype, and whether parts of it are compiled."""
+    """What tables of one model are told apart by: the dtype, and whether passes are compiled or captured."""
     model = getattr(target, "model", None)
     compiled = isinstance(model, nn.Module) and is_compiled(model)
-    return f"{dtype_of(target)} compiled" if compiled else dtype_of(target)
+    captured = getattr(target, "graphs", None) is not None
+    words = [dtype_of(target), *["compiled"] * compiled, *["captured"] * captured]
+    return " ".join(words)
 
 
 def dtype_of(target: Target) -> str:

@@ -53,6 +53,7 @@ def load(
     trust_remote_code: bool = False,
     force_vocabulary: bool = False,
     compile: bool = False,
+    cuda_graphs: bool = False,
     report: Callable[[str], None] = lambda message: None,
 ) -> Engine:
     """An engine for a model, with a method to make it faster.
@@ -84,6 +85,7 @@ def load(
         force_vocabulary: use a drafter whose tokens differ; the text stays right all the same.
         compile: compile regions of models loaded by name (see `backends/regional_compile.py`). The first
             passes then take long; on a CPU it has not paid (`docs/experiments.md`).
+        cuda_graphs: on a CUDA device, replay captured passes of models loaded by name (`docs/gpu.md`).
         report: called with a sentence at each long step.
 
     Raises:
@@ -111,6 +113,7 @@ def load(
         trust_remote_code=trust_remote_code,
         force_vocabulary=force_vocabulary,
         compile=compile,
+        cuda_graphs=cuda_graphs,
         report=report,
     )
     return models.engine(recipe, report=report, **chosen)
@@ -293,6 +296,7 @@ def _load_model(
     report: Callable[[str], None],
     *,
     compile: bool = False,
+    cuda_graphs: bool = False,
     **options: Any,
 ) -> tuple[Target, Any | None]:
     """A backend and its tokenizer from any form a model may come in."""
@@ -312,7 +316,10 @@ def _load_model(
     join_linears(model)
     if compile:
         compile_regions(model)
-    return HFTarget(model, tokenizer), tokenizer
+    target = HFTarget(model, tokenizer)
+    if cuda_graphs:
+        target.capture_passes()
+    return target, tokenizer
 
 
 def _refuse_unused(
