@@ -13,6 +13,7 @@ from torch import Tensor
 
 from foredraft.backends import hf_facts, hf_probe
 from foredraft.backends.forward_pass import ForwardPass
+from foredraft.backends.graphs import Capture, CudaCapture, GraphedPasses
 from foredraft.backends.grouped_attention import SDPA, use_grouped_attention
 from foredraft.backends.hf_passes import Scoring, ScoringPasses
 from foredraft.backends.hf_state import HFState, ShownState, TappedState
@@ -21,7 +22,7 @@ from foredraft.backends.joint_pass import Joining
 from foredraft.backends.kv_cache import KVCache
 from foredraft.backends.quantized import QuantizedLinear
 from foredraft.backends.tree_attention import TreeMasks
-from foredraft.errors import ModelError
+from foredraft.errors import ConfigError, ModelError
 from foredraft.meeting import Serve
 
 PROBE_CAPACITY = 64
@@ -72,7 +73,32 @@ class HFTarget:
         self.passes = ScoringPasses(self)
         self._joining: tuple[Joining | None] | None = None  # not tried out yet
         self._lock = threading.Lock()
+        self.graphs: GraphedPasses | None = None
         self.masks = self._masks_that_work()
+
+    def capture_passes(self, capture: Capture | None = None) -> None:
+        """Score in captured passes of static shapes where they fit; see `backends/graphs.py`.
+
+        Args:
+            capture: None takes CUDA graphs.
+
+        Raises:
+            ConfigError: the model is not on a CUDA device, is spread over several, or takes no masks.
+        """
+        capture = CudaCapture(self.device) if capture is None else capture
+        if self.masks is None or len(set(hf_facts.devices(self.model))) > 1:
+            raise ConfigError(
+                f"cuda_graphs=True needs a model on one device that takes 4-D masks, and "
+                f"{type(self.model).__name__} is none here; leave it out"
+            )
+        self.graphs = GraphedPasses(
+            self.model,
+            self.taps,
+            self.head_inputs,
+            capture,
+            self.device,
+            self.masks.float_dtype,
+        )
 
     @property
     def vocab_size(self) -> int:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from foredraft.backends.hf_taps import Shown
 from foredraft.backends.joint_pass import Joining, JointPass, Masks
 
 if TYPE_CHECKING:
@@ -62,7 +63,25 @@ class ScoringPasses:
     def _alone(self, scoring: Scoring) -> Tensor:
         state, masks = scoring.state, self._target.masks
         mask = masks and masks.build(state.topology, state.length, scoring.first, scoring.stop)
+        replayed = self._replayed(scoring, mask)
+        if replayed is not None:
+            return replayed
         return state.run(scoring.token_ids, positions=scoring.positions(), mask=mask)
+
+    def _replayed(self, scoring: Scoring, mask: Any) -> Tensor | None:
+        """The pass as it was captured; None where none are captured or this one fits no bucket."""
+        graphs, state = self._target.graphs, scoring.state
+        if graphs is None or isinstance(mask, dict):
+            return None
+        given = (scoring.token_ids, state.cache, scoring.positions(), mask, state.reads)
+        outputs = graphs.run(*given)
+        if outputs is None:
+            return None
+        logits, *states = [output[None] for output in outputs]
+        taps = state.reads.taps
+        shown = Shown(dict(zip(taps, states, strict=False)), states[len(taps) :])
+        state.hear(shown, len(scoring.token_ids))
+        return logits[0]
 
     def together(self, scorings: Sequence[Scoring], joining: Joining) -> list[Tensor]:
         """As `run`, in one pass joined so."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from foredraft.backends import hf_facts
+from foredraft.backends.graphs import Reads
 from foredraft.backends.hf_passes import Scoring
 from foredraft.backends.hf_taps import FeatureBuffer, Shown
 from foredraft.backends.kv_cache import KVCache
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 class HFState:
     """One sequence in an `HFTarget`; see the `ModelState` protocol."""
+
+    reads = Reads()
+    """The hidden states that a captured pass has to give."""
 
     def __init__(self, target: HFTarget, cache: KVCache) -> None:
         self._target = target
@@ -92,6 +96,7 @@ class TappedState(HFState):
 
     def __init__(self, target: HFTarget, cache: KVCache, taps: Sequence[int]) -> None:
         super().__init__(target, cache)
+        self.reads = Reads(taps=tuple(taps))
         size = len(taps) * hf_facts.text_config(target.model).hidden_size
         self._features = FeatureBuffer(taps, size, target.device, target.model.dtype)
 
@@ -113,6 +118,7 @@ class ShownState(HFState):
     """One sequence whose last hidden states are shown; see the `ShowingState` protocol."""
 
     _hidden: Tensor | None = None
+    reads = Reads(head_input=True)
 
     def last_hidden(self) -> Tensor | None:
         """What the head read in the last pass, [N, H]; None if it did not run as a module."""

@@ -139,6 +139,11 @@ class TreeMasks:
         self._kinds = tuple(kinds)
         self._float_dtype = float_dtype
 
+    @property
+    def float_dtype(self) -> torch.dtype | None:
+        """Of additive masks; None where masks are bool."""
+        return self._float_dtype
+
     @classmethod
     def for_model(cls, config: Any, layout: KVLayout, dtype: torch.dtype) -> TreeMasks | None:
         """Masks in the form this model reads; None if its attention takes no 4-D mask at all.

@@ -34,7 +34,7 @@ class BenchPlan:
         repeats: how often each prompt is answered by each method.
         max_new_tokens, temperature, top_p, top_k, seed: the request; when sampling, question i of a suite
             has seed + i.
-        dtype, device, quantize: as in `foredraft.load`.
+        dtype, device, quantize, compile, cuda_graphs: as in `foredraft.load`.
 
     Raises:
         ConfigError: a suite, method or option that does not exist, a method named twice, a method that
@@ -56,6 +56,8 @@ class BenchPlan:
     dtype: str | None = None
     device: str | None = None
     quantize: str | None = None
+    compile: bool = False
+    cuda_graphs: bool = False
 
     def __post_init__(self) -> None:
         if self.repeats < 1:
@@ -129,7 +131,8 @@ class BenchPlan:
 
     def check_same(self, begun: Mapping[str, Any], folder: str) -> None:
         """Raise `ConfigError` if a run that was begun differs from this one."""
-        check_same(self.as_dict(), begun, folder)
+        older = {"compile": False, "cuda_graphs": False}  # runs that do not say
+        check_same(self.as_dict(), {**older, **begun}, folder)
 
 
 def check_same(wanted: Mapping[str, Any], begun: Mapping[str, Any], folder: str) -> None:

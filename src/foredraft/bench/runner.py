@@ -100,6 +100,8 @@ class BenchRun:
                 dtype=self.plan.dtype,
                 device=self.plan.device,
                 quantize=self.plan.quantize,
+                compile=self.plan.compile,
+                cuda_graphs=self.plan.cuda_graphs,
                 report=self._report,
             )
             field = self._enter(self.plan, models, self._note, self._report)

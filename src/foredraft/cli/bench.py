@@ -79,6 +79,8 @@ def run(
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or auto.")] = None,
     device: Annotated[str | None, typer.Option(help="Such as cpu or cuda:0.")] = None,
     quantize: common.Quantize = None,
+    compile: common.Compile = False,
+    cuda_graphs: common.CudaGraphs = False,
     repeats: Annotated[int, typer.Option(help="Answers of each method to each prompt.")] = _default(
         "repeats"
     ),
@@ -104,6 +106,8 @@ def run(
             dtype=dtype,
             device=device,
             quantize=quantize,
+            compile=compile,
+            cuda_graphs=cuda_graphs,
         )
         _run_and_report(plan, RunFolder(out))
 

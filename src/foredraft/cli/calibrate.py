@@ -47,6 +47,8 @@ def calibrate(
     dtype: common.Dtype = None,
     device: common.Device = None,
     quantize: common.Quantize = None,
+    compile: common.Compile = False,
+    cuda_graphs: common.CudaGraphs = False,
     nodes: Annotated[str, typer.Option(help="Rows of a pass, comma-separated.")] = _listed(NODES),
     contexts: Annotated[
         str, typer.Option(help="Tokens cached before it, comma-separated.")
@@ -71,7 +73,14 @@ def calibrate(
 
         name = best_method(model, drafter)
         engine = common.load_engine(
-            model, method=name, drafter=drafter, dtype=dtype, device=device, quantize=quantize
+            model,
+            method=name,
+            drafter=drafter,
+            dtype=dtype,
+            device=device,
+            compile=compile,
+            quantize=quantize,
+            cuda_graphs=cuda_graphs,
         )
         table = _measure(engine, name, grid, budget, options)
         _show(table, model, grid, as_json)
@@ -108,14 +117,14 @@ def _measure(
 def _keep(table: CostTable, engine: Engine, model: str, out: Path | None) -> None:
     """Write the table where it is looked for, by name and by weights, and where the user wants it."""
     from foredraft.engine.adaptive_costs import keep_costs
-    from foredraft.engine.cost_files import dtype_of, save_costs, write_costs
+    from foredraft.engine.cost_files import arithmetic_of, save_costs, write_costs
 
     console = common.console(stderr=True)
     keep_costs(table, engine)
     if out is not None:
         write_costs(table, out)
     try:
-        file = save_costs(table, model, dtype_of(engine.target), engine.target.device)
+        file = save_costs(table, model, arithmetic_of(engine.target), engine.target.device)
     except ConfigError as error:
         if out is None:
             raise

@@ -80,6 +80,13 @@ ForceVocabulary = Annotated[
 ]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or auto.")]
 Device = Annotated[str | None, typer.Option(help="Such as cpu or cuda:0.")]
+Compile = Annotated[
+    bool, typer.Option("--compile", help="Compile parts of the layers; the first passes take long.")
+]
+
+CudaGraphs = Annotated[
+    bool, typer.Option("--cuda-graphs", help="On a CUDA device: replay captured passes.")
+]
 
 Quantize = Annotated[
     str | None,

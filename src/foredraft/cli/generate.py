@@ -41,6 +41,8 @@ def generate(
     dtype: common.Dtype = None,
     device: common.Device = None,
     quantize: common.Quantize = None,
+    compile: common.Compile = False,
+    cuda_graphs: common.CudaGraphs = False,
     compare: Annotated[
         bool, typer.Option("--compare", help="Decode plainly too, and show both.")
     ] = False,
@@ -79,6 +81,8 @@ def generate(
             device=device,
             quantize=quantize,
             force_vocabulary=force_vocabulary,
+            compile=compile,
+            cuda_graphs=cuda_graphs,
         )
         words = common.as_prompt(text, engine, raw)
         if compare:

@@ -42,6 +42,8 @@ def trace(
     dtype: common.Dtype = None,
     device: common.Device = None,
     quantize: common.Quantize = None,
+    compile: common.Compile = False,
+    cuda_graphs: common.CudaGraphs = False,
     out: Annotated[Path, typer.Option(help="The page; replaced if it exists.")] = Path(
         "trace.html"
     ),
@@ -76,6 +78,8 @@ def trace(
             device=device,
             quantize=quantize,
             force_vocabulary=force_vocabulary,
+            compile=compile,
+            cuda_graphs=cuda_graphs,
         )
         label = common.method_label(method, model, drafter, tree=tree, verifier=verifier)
         document = _trace(engine, text, raw, options, model=model, method=label)

@@ -17,7 +17,7 @@ from torch import nn
 from foredraft.backends.identity import costs_digest
 from foredraft.costs import BUSY_SPREAD, CostTable, DraftCosts
 from foredraft.engine.calibration import calibrate, draft_model
-from foredraft.engine.cost_files import dtype_of, load_costs, save_costs
+from foredraft.engine.cost_files import arithmetic_of, load_costs, save_costs
 from foredraft.engine.engine import Engine
 from foredraft.engine.pass_costs import Report, random_tokens
 from foredraft.errors import ConfigError
@@ -83,7 +83,7 @@ def keep_costs(table: CostTable, engine: Engine) -> None:
     name = _name(engine.target)
     if name is None:
         return
-    at = (name, dtype_of(engine.target), engine.target.device)
+    at = (name, arithmetic_of(engine.target), engine.target.device)
     before = load_costs(*at)
     own = {drafter_key(engine): costs for costs in table.drafts.values()}
     drafts: Mapping[str, DraftCosts] = {**(before.drafts if before else {}), **own}
@@ -95,7 +95,7 @@ def keep_costs(table: CostTable, engine: Engine) -> None:
 
 def _kept(engine: Engine, key: str) -> CostTable | None:
     name = _name(engine.target)
-    table = name and load_costs(name, dtype_of(engine.target), engine.target.device)
+    table = name and load_costs(name, arithmetic_of(engine.target), engine.target.device)
     return table if table and key in table.drafts else None
 
 

@@ -10,8 +10,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from foredraft.backends.identity import quantization_of
+from foredraft.backends.regional_compile import is_compiled
 from foredraft.costs import CostTable
 from foredraft.errors import ConfigError
 from foredraft.files import write_json
@@ -82,6 +84,15 @@ def write_costs(table: CostTable, file: Path) -> None:
         write_json(file, table.as_dict())
     except OSError as error:
         raise _refused(file, error) from None
+
+
+def arithmetic_of(target: Target) -> str:
+    """What tables of one model are told apart by: the dtype, and whether passes are compiled or captured."""
+    model = getattr(target, "model", None)
+    compiled = isinstance(model, nn.Module) and is_compiled(model)
+    captured = getattr(target, "graphs", None) is not None
+    words = [dtype_of(target), *["compiled"] * compiled, *["captured"] * captured]
+    return " ".join(words)
 
 
 def dtype_of(target: Target) -> str:

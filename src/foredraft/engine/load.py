@@ -13,6 +13,7 @@ from foredraft.backends.hf import HFTarget
 from foredraft.backends.hf_loading import load_hf
 from foredraft.backends.joined_linears import join_linears
 from foredraft.backends.quantized import quantize_linears
+from foredraft.backends.regional_compile import compile_regions
 from foredraft.config import check_quantization
 from foredraft.drafters.eagle.head import EagleHead
 from foredraft.drafters.vocabulary import check_same_vocabulary
@@ -55,6 +56,8 @@ def load(
     revision: str | None = None,
     trust_remote_code: bool = False,
     force_vocabulary: bool = False,
+    compile: bool = False,
+    cuda_graphs: bool = False,
     report: Callable[[str], None] = lambda message: None,
 ) -> Engine:
     """An engine for a model, with a method to make it faster.
@@ -86,6 +89,9 @@ def load(
         revision: branch, tag or commit on the hub.
         trust_remote_code: allow model code from the hub.
         force_vocabulary: use a drafter whose tokens differ; the text stays right all the same.
+        compile: compile regions of models loaded by name (see `backends/regional_compile.py`). The first
+            passes then take long; on a CPU it has not paid (`docs/experiments.md`).
+        cuda_graphs: on a CUDA device, replay captured passes of models loaded by name (`docs/gpu.md`).
         report: called with a sentence at each long step.
 
     Raises:
@@ -113,6 +119,8 @@ def load(
         revision=revision,
         trust_remote_code=trust_remote_code,
         force_vocabulary=force_vocabulary,
+        compile=compile,
+        cuda_graphs=cuda_graphs,
         report=report,
     )
     return models.engine(recipe, report=report, **chosen)
@@ -298,6 +306,8 @@ def _load_model(
     report: Callable[[str], None],
     *,
     quantize: str | None = None,
+    compile: bool = False,
+    cuda_graphs: bool = False,
     **options: Any,
 ) -> tuple[Target, Any | None]:
     """A backend and its tokenizer from any form a model may come in."""
@@ -320,7 +330,12 @@ def _load_model(
         report(f"quantising {name} to {quantize}")
         quantize_linears(model, quantize)
     own_memory.settle(model)
-    return HFTarget(model, tokenizer), tokenizer
+    if compile:
+        compile_regions(model)
+    target = HFTarget(model, tokenizer)
+    if cuda_graphs:
+        target.capture_passes()
+    return target, tokenizer
 
 
 def _check_quantize(kind: str | None, model: Any) -> None:
