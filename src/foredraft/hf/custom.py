@@ -101,17 +101,21 @@ class CustomGenerate:
         rows = read_rows(input_ids, prepared.get("attention_mask"), prepared.get("position_ids"))
         criteria = [*stopping_criteria, *self._stop_strings(stop_strings)]
         streamer = self.streamer if sink is None else sink
-        columns = streamer and Columns(streamer, len(rows), pad_of(generation_config))
+        columns = None
+        if streamer is not None:
+            columns = Columns(streamer, len(rows), pad_of(generation_config))
         call = Call(input_ids, rows, logits_processor, criteria, generation_config, columns)
         most = self.max_batch if max_batch is None else _checked_batch(max_batch)
         with in_eval_mode(model):
             engine = self._engines.of(model, self.method if method is None else method)
-            if columns is not None:
-                columns.start(input_ids)
-            decoding = Decoding(engine, call, most)
-            decoding.run()
-        if columns is not None:
-            columns.end()
+            return self._decode(Decoding(engine, call, most), call)
+
+    def _decode(self, decoding: Decoding, call: Call) -> Tensor | GenerateDecoderOnlyOutput:
+        if call.columns is not None:
+            call.columns.start(call.input_ids)
+        decoding.run()
+        if call.columns is not None:
+            call.columns.end()
         self.last_stats = Statistics.pool(result.stats for result in decoding.results)
         return decoding.output()
 
