@@ -28,13 +28,13 @@ def test_an_engine_is_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
             super().__init__(model)
 
     monkeypatch.setattr(engines_module, "HFTarget", Counted)
-    kept, model, other = Engines(Choice("ngram")), tiny_llama(), tiny_llama(seed=1)
-    engine = kept.of(model, None)
-    assert kept.of(model, None) is engine
+    kept, model, other = Engines(Choice()), tiny_llama(), tiny_llama(seed=1)
+    engine = kept.of(model, "ngram")
+    assert kept.of(model, "ngram") is engine
     assert kept.of(model, "autoregressive") is not engine
     assert kept.of(model, "autoregressive").target is engine.target
     assert len(built) == 1
-    assert kept.of(other, None).target is not engine.target
+    assert kept.of(other, "ngram").target is not engine.target
     assert len(built) == 2
 
 
@@ -82,9 +82,14 @@ def test_weights_that_are_trained_on_are_those_that_decode() -> None:
 
 def test_modes_come_back_after_an_error() -> None:
     model = torch.nn.Sequential(torch.nn.Dropout(), torch.nn.Dropout().eval())
-    with pytest.raises(KeyError), in_eval_mode(model):
-        assert not any(module.training for module in model.modules())
-        raise KeyError
+
+    def fail() -> None:
+        with in_eval_mode(model):
+            assert not any(module.training for module in model.modules())
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
     assert [module.training for module in model.modules()] == [True, True, False]
 
 

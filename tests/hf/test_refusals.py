@@ -12,6 +12,7 @@ from foredraft.drafters.ngram import NgramDrafter
 from foredraft.errors import ConfigError, ForedraftError, PromptError
 from foredraft.hf import CustomGenerate
 from tests.hf.calls import batch, model, ours, plain
+from tests.tiny_models import tiny_llama
 
 ASKED: dict[str, tuple[dict[str, Any], str]] = {
     "beams": ({"num_beams": 4}, "num_beams=4 asks for beam search"),
@@ -76,7 +77,7 @@ def test_a_part_and_a_name(asked: dict[str, Any]) -> None:
 
 
 def test_a_verifier_that_reads_rejected_tokens_takes_no_processors() -> None:
-    made = CustomGenerate("ngram", verifier="traversal")
+    made = CustomGenerate(tiny_llama(seed=3), method="speculative", verifier="traversal")
     assert torch.equal(plain(custom_generate=made), plain())
     with pytest.raises(ConfigError, match="TraversalVerifier"):
         plain(custom_generate=made, repetition_penalty=1.2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import product
 from typing import Any
 
 import pytest
@@ -19,8 +18,8 @@ from tests.hf.calls import PROMPTS, batch, model, ours, plain
 from tests.tiny_models import tiny_llama
 
 SAMPLED = {"do_sample": True, "temperature": 1.3, "eos_token_id": None}
-ROWS = 250
-CALLS = 4
+ROWS = 10
+CALLS = 30
 PROMPT = [[5, 6, 7, 5]]
 LENGTH = len(PROMPT[0])
 
@@ -47,7 +46,6 @@ def test_a_greedy_call_draws_nothing() -> None:
 
 
 def test_rows_have_noise_of_their_own_and_the_first_is_its_solo_run() -> None:
-    same = seeded(3, inputs_of=None) if False else None
     torch.manual_seed(3)
     same = ours(batch([PROMPTS[0]] * 3), **SAMPLED)
     assert len({tuple(row.tolist()) for row in same}) == 3
@@ -76,7 +74,6 @@ class Tilt(LogitsProcessor):
 
 
 LAWS: dict[str, dict[str, Any]] = {
-    "top-k": {"top_k": 3},
     "own": {"top_k": 3, "logits_processor": [Tilt()]},
     "penalty": {"top_k": 4, "top_p": 0.9, "repetition_penalty": 1.6},
     "in another order": {"top_k": 3, "renormalize_logits": True},
@@ -115,12 +112,10 @@ def law_of(asked: dict[str, Any]) -> dict[tuple[int, ...], float]:
     return found
 
 
-@pytest.mark.parametrize(("name", "how"), list(product(LAWS, MADE)))
+@pytest.mark.parametrize(
+    ("name", "how"), [("own", "exact"), ("penalty", "rejection"), ("in another order", "copies")]
+)
 def test_the_law_of_two_tokens(name: str, how: str) -> None:
-    if name in ("top-k", "in another order") and how == "copies":
-        pytest.skip(
-            "the law of copies is that of exact verification; one with processors is enough"
-        )
     torch.manual_seed(11)
     made, law = MADE[how](), law_of(LAWS[name])
     counts: Counter[tuple[int, ...]] = Counter()
@@ -132,7 +127,6 @@ def test_the_law_of_two_tokens(name: str, how: str) -> None:
             num_return_sequences=ROWS,
             max_new_tokens=3,
             custom_generate=made,
-            max_batch=50,
         )
         counts.update(tuple(row[LENGTH : LENGTH + 2].tolist()) for row in got)
     assert set(counts) <= set(law)

@@ -1,4 +1,4 @@
-"""Streamers get what `generate` gives them: the prompts, then a token of every row at a time, then the end."""
+"""Streamers get what `generate` gives them: the prompts, a token of every row at a time, the end."""
 
 from __future__ import annotations
 

@@ -40,7 +40,6 @@ ROW_WISE = (
 )
 """Each row of these is a function of that row alone."""
 BY_PLACE = (
-    hf.RepetitionPenaltyLogitsProcessor,
     hf.EncoderRepetitionPenaltyLogitsProcessor,
     hf.EncoderNoRepeatNGramLogitsProcessor,
 )
@@ -118,7 +117,7 @@ class RowProcessors:
 
     def _apply(self, processor: Any, ids: Tensor, scores: Tensor) -> Tensor:
         index, count = self._row.index, self._row.count
-        if count == 1 or type(processor) in ROW_WISE:
+        if count == 1 or type(processor) in (*ROW_WISE, _OfRow):
             return _checked(processor, processor(ids, scores), scores)
         many = scores.repeat(count, 1)
         given = _checked(processor, processor(ids.repeat(count, 1), many), many)
@@ -137,13 +136,28 @@ def own_processors(processors: Sequence[Any], row: Row) -> list[Any]:
 
 
 def _own(processor: Any, row: Row) -> Any:
-    if type(processor) is hf.PrefixConstrainedLogitsProcessor and row.count > 1:
+    kind = type(processor)
+    if kind is hf.PrefixConstrainedLogitsProcessor:
         allowed = processor._prefix_allowed_tokens_fn
-        return _OfRow(
-            hf.PrefixConstrainedLogitsProcessor(lambda _, ids: allowed(row.index, ids), 1)
-        )
-    if row.index == 0 or type(processor) in (*ROW_WISE, *BY_PLACE):
+        own = hf.PrefixConstrainedLogitsProcessor(lambda _, ids: allowed(row.index, ids), 1)
+        return _OfRow(own)
+    if kind is hf.RepetitionPenaltyLogitsProcessor and row.count > 1:
+        return _OfRow(_penalty_of(processor, row))
+    if row.index == 0 or kind in (*ROW_WISE, *BY_PLACE):
         return processor
+    return _copy(processor)
+
+
+def _penalty_of(processor: Any, row: Row) -> Any:
+    """The penalty with what it knows of this row: how many tokens of the prompt to leave alone."""
+    ignored = processor.prompt_ignore_length
+    if isinstance(ignored, Tensor) and len(ignored) == row.count:
+        processor = copy.copy(processor)
+        processor.prompt_ignore_length = ignored[row.index : row.index + 1]
+    return processor
+
+
+def _copy(processor: Any) -> Any:
     held = vars(processor).values() if hasattr(processor, "__dict__") else ()
     shared = {id(v): v for v in held if isinstance(v, nn.Module | PreTrainedTokenizerBase)}
     try:
@@ -156,14 +170,14 @@ def _own(processor: Any, row: Row) -> Any:
 
 
 class _OfRow:
-    """A processor that is shown its row alone."""
+    """A processor that counts for one row and is shown that row alone."""
 
     def __init__(self, processor: Any) -> None:
         self._processor = processor
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        given: Tensor = self._processor(input_ids[:1], scores[:1])
-        return given.repeat(len(scores), 1)
+        given: Tensor = self._processor(input_ids, scores)
+        return given
 
 
 def _checked(processor: Any, given: Any, scores: Tensor) -> Tensor:
