@@ -25,7 +25,7 @@ LAYERS = (
     {"backends", "policies", "verifiers", "zoo"},
     {"drafters"},
     {"engine", "methods"},
-    {"train", "bench", "serve"},
+    {"train", "bench", "serve", "hf"},
     {"cli"},
     {"__main__"},
 )

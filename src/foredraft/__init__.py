@@ -15,6 +15,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from foredraft import hf as hf
     from foredraft.config import GenerationOptions
     from foredraft.engine.engine import Engine
     from foredraft.engine.load import load
@@ -48,6 +49,7 @@ _HOMES = {
     ],
     "foredraft.results": ["Result", "Statistics", "Step"],
 }
+_PACKAGES = ("hf",)
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
@@ -70,10 +72,12 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used, so that `import foredraft` stays quick."""
+    if name in _PACKAGES:
+        return importlib.import_module(f"foredraft.{name}")
     if name not in _HOME_OF:
         raise AttributeError(f"module 'foredraft' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME_OF[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "__version__"])
+    return sorted([*__all__, *_PACKAGES, "__version__"])

@@ -8,7 +8,7 @@ So there is no second decoding loop, no padding, and every answer is the one tha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -127,13 +127,30 @@ def stream_batch(
     max_batch: int,
 ) -> Iterator[tuple[int, Progress]]:
     """(index of the prompt, progress) as it comes; the next prompt starts when an answer has ended."""
-    batch, waiting = Batch(engine.target), list(range(len(prompts)))[::-1]
+    starts = [
+        lambda prompt=prompt, own=own: engine.stream(prompt, own)
+        for prompt, own in zip(prompts, options, strict=True)
+    ]
+    return run_streams(engine.target, starts, max_batch)
+
+
+def run_streams(
+    target: Target, starts: Sequence[Callable[[], Stream]], max_batch: int
+) -> Iterator[tuple[int, Progress]]:
+    """(index, progress) of streams side by side; the next is started when one has ended.
+
+    Args:
+        target: of all of them.
+        starts: make the streams, in order.
+        max_batch: streams in progress at most.
+    """
+    batch, waiting = Batch(target), list(range(len(starts)))[::-1]
     indices: dict[int, int] = {}
     try:
         while waiting or len(batch):
             while waiting and len(batch) < max_batch:
                 index = waiting.pop()
-                stream = engine.stream(prompts[index], options[index])
+                stream = starts[index]()
                 indices[id(stream)] = index
                 batch.join(stream)
             for progress in batch.round():

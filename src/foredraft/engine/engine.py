@@ -19,7 +19,7 @@ from foredraft.engine.legality import check_features, check_legal, check_roots
 from foredraft.engine.open_roots import PendingLaw
 from foredraft.engine.prompts import Prompt, encode_prompt
 from foredraft.engine.session import Drafting, Session
-from foredraft.engine.stopping import StopRules, StopState, end_tokens, room_for
+from foredraft.engine.stopping import Criterion, StopRules, StopState, end_tokens, room_for
 from foredraft.engine.text import IncrementalText, find_stray_byte
 from foredraft.errors import ConfigError
 from foredraft.protocols import (
@@ -147,11 +147,20 @@ class Engine:
         return generate_batch(self, prompts, options, max_batch, changes)
 
     def stream(
-        self, prompt: Prompt, options: GenerationOptions | None = None, **changes: Any
+        self,
+        prompt: Prompt,
+        options: GenerationOptions | None = None,
+        *,
+        criterion: Criterion | None = None,
+        **changes: Any,
     ) -> Stream:
-        """The answer as it comes: an iterator of `Step`s, one a round. Arguments as in `generate`.
+        """The answer as it comes: an iterator of `Step`s, one a round.
 
         The request is checked here, before the first step is asked for.
+
+        Args:
+            prompt, options, **changes: as in `generate`.
+            criterion: called with each token of the answer; it ends where this is true, that token included.
         """
         started = time.perf_counter()
         if options is not None:
@@ -161,11 +170,16 @@ class Engine:
         seed = None
         if options.temperature > 0:
             seed = fresh_seed() if options.seed is None else options.seed
-        session = self.session(prompt_ids, options, self.randomness(seed, options.choice))
+        random = self.randomness(seed, options.choice)
+        session = self.session(prompt_ids, options, random, criterion)
         return Stream(session, self.target, self.verifier, prompt_ids, seed, started)
 
     def session(
-        self, prompt_ids: Sequence[int], options: GenerationOptions, random: Randomness
+        self,
+        prompt_ids: Sequence[int],
+        options: GenerationOptions,
+        random: Randomness,
+        criterion: Criterion | None = None,
     ) -> Session:
         """A fresh session: the seam for tests that bring their own randomness."""
         if options.stop and self.tokenizer is None:
@@ -190,7 +204,7 @@ class Engine:
             drafting=drafting,
             law=law,
             random=random,
-            stop=StopState(rules, self.incremental_text()),
+            stop=StopState(rules, self.incremental_text(), criterion),
             room=room,
             clock=StageClock(self.target.synchronize),
             pending=self._pending(random),

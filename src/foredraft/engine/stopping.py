@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from foredraft.config import GenerationOptions
 from foredraft.engine.text import IncrementalText
 from foredraft.errors import PromptError
 from foredraft.protocols import Target
 from foredraft.results import FinishReason
+
+Criterion: TypeAlias = Callable[[int], bool]
+"""A caller's own rule: asked of every token of the answer, once and in order, whether it ends there."""
 
 
 def end_tokens(options: GenerationOptions, target: Target) -> tuple[int, ...]:
@@ -74,10 +77,17 @@ class StopState:
 
     The joined texts of all rounds are those of the kept ids without the end token, cut before the stop
     string. Text that may be the start of a stop string is held back until that is decided.
+
+    Args:
+        rules: what ends the answer.
+        incoming: makes its text.
+        criterion: what else ends it. Where a stop string ends it too, it may have been asked of later tokens.
     """
 
-    def __init__(self, rules: StopRules, incoming: IncrementalText) -> None:
-        self._rules, self._incoming = rules, incoming
+    def __init__(
+        self, rules: StopRules, incoming: IncrementalText, criterion: Criterion | None = None
+    ) -> None:
+        self._rules, self._incoming, self._criterion = rules, incoming, criterion
         self._num_tokens = 0
         self._held = ""
         self._finished = False
@@ -111,8 +121,11 @@ class StopState:
         """How many tokens to keep and why the answer ends there, stop strings left aside."""
         room = self._rules.max_new_tokens - self._num_tokens
         for index, token_id in enumerate(token_ids[:room]):
+            ends = self._criterion is not None and self._criterion(token_id)
             if token_id in self._rules.eos_token_ids:
                 return index + 1, "stop", token_id
+            if ends:
+                return index + 1, "stop", None
         return (room, "length", None) if room <= len(token_ids) else (len(token_ids), None, None)
 
     def _read(self, token_ids: Sequence[int]) -> _Found | None:
