@@ -19,7 +19,7 @@ from foredraft.backends.hf_state import HFState, ShownState, TappedState
 from foredraft.backends.hf_taps import HeadInputs, Shown, Taps
 from foredraft.backends.joint_pass import Joining
 from foredraft.backends.kv_cache import KVCache
-from foredraft.backends.prefix_cache import PrefixCache
+from foredraft.backends.prefix_cache import PrefixCache, bytes_of
 from foredraft.backends.prefix_follower import PrefixFollower
 from foredraft.backends.tree_attention import TreeMasks
 from foredraft.errors import ModelError
@@ -48,8 +48,8 @@ class HFTarget:
     Args:
         model: a `transformers` model, wherever its weights are (`device_map` included).
         tokenizer: its tokenizer; it bounds the vocabulary, so that padding ids are never emitted.
-        prefix_cache_mb: memory in which the rows of earlier texts are kept, so that texts that begin alike are
-            read once; None keeps nothing.
+        prefix_cache_mb: memory in which the rows of earlier texts are kept, so that what texts have in
+            common at their start is read once; None keeps nothing.
 
     Attributes:
         prefix_cache: what is kept of earlier texts, or None; sequences that start later use it.
@@ -68,7 +68,7 @@ class HFTarget:
         *,
         prefix_cache_mb: float | None = None,
     ) -> None:
-        self.prefix_cache = None if prefix_cache_mb is None else PrefixCache(prefix_cache_mb)
+        self.prefix_cache = None if prefix_cache_mb is None else PrefixCache(bytes_of(prefix_cache_mb))
         hf_facts.refuse_unsupported(model)
         self.model = model.eval()
         use_grouped_attention()

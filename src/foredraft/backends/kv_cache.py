@@ -76,13 +76,6 @@ class _Arena:
     def capacity(self) -> int:
         return int(self.keys.shape[ROWS])
 
-    @property
-    def row_bytes(self) -> int:
-        """Of one token's keys and values in all layers."""
-        layout = self.layout
-        numbers = layout.heads * (layout.key_dim + layout.value_dim)
-        return len(self.layer_ids) * numbers * layout.dtype.itemsize
-
     def read(self, first: int, stop: int) -> tuple[Tensor, Tensor]:
         """Copies of the keys and values of committed tokens."""
         shift = self.base - self.extent.length  # every row of the buffer before `base` is a token's
@@ -271,7 +264,7 @@ class KVCache(Cache):  # type: ignore[misc]
     @property
     def row_bytes(self) -> int:
         """Bytes of one token."""
-        return sum(arena.row_bytes for arena in self._arenas)
+        return sum(len(arena.layer_ids) * arena.layout.row_bytes for arena in self._arenas)
 
     def read(self, first: int) -> KVRows:
         """Copies of the block whose first committed token this is.
@@ -282,7 +275,7 @@ class KVCache(Cache):  # type: ignore[misc]
 
     def restore(self, blocks: Sequence[KVRows]) -> None:
         """Commit the text of these blocks, read from caches of the same layout. Nothing may be cached yet."""
-        assert not self.length and not self.pending, "blocks are the start of a text"
+        assert self.length + self.pending == 0, "blocks are the start of a text"
         self.reserve(len(blocks) * BLOCK_ROWS)
         for arena, rows in zip(self._arenas, zip(*blocks, strict=True), strict=True):
             arena.restore(rows)

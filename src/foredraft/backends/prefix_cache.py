@@ -11,10 +11,12 @@ them, so that what is left is whole texts from their first token on.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 
 from torch import Tensor
 
@@ -22,6 +24,20 @@ from foredraft.backends.kv_cache import BLOCK_ROWS, KVRows
 from foredraft.errors import ConfigError
 
 MEGABYTE = 2**20
+
+
+def bytes_of(prefix_cache_mb: float) -> int:
+    """What this many megabytes, of 2**20 bytes each, are.
+
+    Raises:
+        ConfigError: not a number above 0.
+    """
+    is_number = isinstance(prefix_cache_mb, Real) and not isinstance(prefix_cache_mb, bool)
+    if not is_number or not 0 < prefix_cache_mb < math.inf:
+        raise ConfigError(
+            f"prefix_cache_mb={prefix_cache_mb!r} is not allowed; give a number of megabytes above 0"
+        )
+    return int(prefix_cache_mb * MEGABYTE)
 
 
 @dataclass(eq=False, slots=True)
@@ -71,18 +87,11 @@ class PrefixCache:
     """The known texts of one model; any number of threads may use it.
 
     Args:
-        megabytes: memory at most, of 2**20 bytes.
-
-    Raises:
-        ConfigError: not a number above 0.
+        max_bytes: memory at most; that of tensors counts.
     """
 
-    def __init__(self, megabytes: float) -> None:
-        if not 0 < megabytes < float("inf"):
-            raise ConfigError(
-                f"prefix_cache_mb={megabytes} is not allowed; give a number of megabytes above 0"
-            )
-        self.max_bytes = int(megabytes * MEGABYTE)
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
         self.root = Block()
         self._lock = threading.Lock()
         self._by_use: OrderedDict[Block, None] = OrderedDict()  # the last used one last

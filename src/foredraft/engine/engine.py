@@ -377,4 +377,5 @@ class Stream:
             seed=self._seed,
             prefill_s=self._session.prefill_s,
             ttft_s=self._ttft_s,
+            cached_prompt_tokens=self._session.cached_prompt_tokens,
         )

@@ -29,6 +29,7 @@ from foredraft.engine.drafters import (
 )
 from foredraft.engine.engine import Engine
 from foredraft.engine.lengths import check_lengths, with_shipped_length
+from foredraft.engine.prefixes import keep_prefixes
 from foredraft.engine.sources import Sources, place_of
 from foredraft.errors import ConfigError, ModelError
 from foredraft.methods import BEST, BEST_SHAPED, BEST_SHAPED_OF, Kind, Method, parse_method
@@ -51,6 +52,7 @@ def load(
     revision: str | None = None,
     trust_remote_code: bool = False,
     force_vocabulary: bool = False,
+    prefix_cache_mb: float | None = None,
     report: Callable[[str], None] = lambda message: None,
 ) -> Engine:
     """An engine for a model, with a method to make it faster.
@@ -80,6 +82,8 @@ def load(
         revision: branch, tag or commit on the hub.
         trust_remote_code: allow model code from the hub.
         force_vocabulary: use a drafter whose tokens differ; the text stays right all the same.
+        prefix_cache_mb: memory, in megabytes, in which the models keep rows of earlier texts, so that what
+            a prompt has in common with them at its start is not read again; None keeps nothing.
         report: called with a sentence at each long step.
 
     Raises:
@@ -108,7 +112,10 @@ def load(
         force_vocabulary=force_vocabulary,
         report=report,
     )
-    return models.engine(recipe, report=report, **chosen)
+    engine = models.engine(recipe, report=report, **chosen)
+    if prefix_cache_mb is not None:  # after the passes that are measured, which nobody asks for again
+        keep_prefixes(engine, prefix_cache_mb)
+    return engine
 
 
 def _needed(recipe: Method, drafter: Any | None) -> tuple[Kind, ...]:

@@ -20,6 +20,7 @@ from foredraft.protocols import (
     LawReader,
     ModelState,
     PolicyState,
+    RestoringState,
     RoundOutcome,
     Verdict,
 )
@@ -69,6 +70,7 @@ class Session:
         self.finish_reason: FinishReason | None = None
         self.rounds: list[RoundRecord] = []
         self.prefill_s = 0.0
+        self.cached_prompt_tokens = 0
         self._drafting, self._law, self._stop = drafting, law, stop
         self._pending = pending
         self._laws: TargetLaws | None = None  # of the tree in progress
@@ -85,6 +87,8 @@ class Session:
         """
         with self.clock.stage("prefill"):
             self.target.prefill(self.token_ids[:-1])
+        if isinstance(self.target, RestoringState):
+            self.cached_prompt_tokens = self.target.restored
         if self._pending is not None:
             with self.clock.stage("target"):
                 self._read_pending(self._pending)
