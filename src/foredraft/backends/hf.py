@@ -68,7 +68,9 @@ class HFTarget:
         *,
         prefix_cache_mb: float | None = None,
     ) -> None:
-        self.prefix_cache = None if prefix_cache_mb is None else PrefixCache(bytes_of(prefix_cache_mb))
+        self.prefix_cache = (
+            None if prefix_cache_mb is None else PrefixCache(bytes_of(prefix_cache_mb))
+        )
         hf_facts.refuse_unsupported(model)
         self.model = model.eval()
         use_grouped_attention()

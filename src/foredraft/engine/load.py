@@ -113,7 +113,9 @@ def load(
         report=report,
     )
     engine = models.engine(recipe, report=report, **chosen)
-    if prefix_cache_mb is not None:  # after the passes that are measured, which nobody asks for again
+    if (
+        prefix_cache_mb is not None
+    ):  # after the passes that are measured, which nobody asks for again
         keep_prefixes(engine, prefix_cache_mb)
     return engine
 
