@@ -58,8 +58,12 @@ def fake_rows(text: Sequence[int]) -> KVRows:
     return ((sums.view(1, 1, 1, -1, 1), -sums.view(1, 1, 1, -1, 1)),)
 
 
-ROW_BYTES = 2 * 8 * BLOCK_ROWS
+BLOCK_BYTES = 2 * 8 * BLOCK_ROWS
 """Of a block of fake rows; its states of one tap take half as much."""
+
+
+def empty(max_bytes: int) -> PrefixCache:
+    return PrefixCache(max_bytes, BLOCK_BYTES // BLOCK_ROWS)
 
 
 def add(prefixes: PrefixCache, text: Sequence[int], taps: Sequence[int] = ()) -> list[Block]:
@@ -70,9 +74,7 @@ def add(prefixes: PrefixCache, text: Sequence[int], taps: Sequence[int] = ()) ->
         tokens = tuple(text[stop - BLOCK_ROWS : stop])
         states = {tap: torch.full((BLOCK_ROWS, 1), float(tap * stop)).double() for tap in taps}
         assert block is not None
-        block = prefixes.extend(
-            block, tokens, ROW_BYTES, lambda stop=stop: fake_rows(text[:stop]), states
-        )
+        block = prefixes.extend(block, tokens, lambda stop=stop: fake_rows(text[:stop]), states)
         if block is None:
             break
         made.append(block)
@@ -133,7 +135,7 @@ def test_what_is_found_was_read_and_memory_is_bounded(
     texts: list[tuple[list[int], int, set[int]]], room: int
 ) -> None:
     """Rows that are found belong to the text that asks, whatever was dropped in between."""
-    prefixes, whole = PrefixCache(room * ROW_BYTES), PrefixCache(10**6)
+    prefixes, whole = empty(room * BLOCK_BYTES), empty(10**6)
     for pieces, rest, taps in texts:
         text = spelled(pieces, rest)
         found, all_found = prefixes.find(text, sorted(taps)), whole.find(text, sorted(taps))
@@ -151,7 +153,7 @@ def test_what_is_found_was_read_and_memory_is_bounded(
 
 @given(st.lists(PIECES, min_size=1, max_size=6), PIECES)
 def test_the_longest_known_start_is_found(texts: list[list[int]], asked: list[int]) -> None:
-    prefixes = PrefixCache(10**6)
+    prefixes = empty(10**6)
     for pieces in texts:
         add(prefixes, spelled(pieces, 3))
     longest = max(
@@ -162,7 +164,7 @@ def test_the_longest_known_start_is_found(texts: list[list[int]], asked: list[in
 
 def test_ends_of_texts_go_first_and_the_oldest_of_them() -> None:
     """Two texts share a block; the one that was asked for again stays whole."""
-    prefixes = PrefixCache(5 * ROW_BYTES)
+    prefixes = empty(5 * BLOCK_BYTES)
     add(prefixes, spelled([0, 1, 1]))
     add(prefixes, spelled([0, 2, 2]))
     prefixes.find(spelled([0, 1, 1]))
@@ -171,14 +173,14 @@ def test_ends_of_texts_go_first_and_the_oldest_of_them() -> None:
 
 
 def test_a_text_that_is_larger_than_the_memory_keeps_its_start() -> None:
-    prefixes = PrefixCache(3 * ROW_BYTES)
+    prefixes = empty(3 * BLOCK_BYTES)
     add(prefixes, spelled([2, 2]))
     assert len(add(prefixes, spelled([0] * 8))) == 3
     assert len(prefixes.find(spelled([0] * 8))) == 3
 
 
 def test_a_block_without_the_states_asked_for_is_no_hit_until_they_are_added() -> None:
-    prefixes, text = PrefixCache(10**6), spelled([0, 1])
+    prefixes, text = empty(10**6), spelled([0, 1])
     add(prefixes, text)
     assert len(prefixes.find(text)) == 2
     assert not prefixes.find(text, (1,))
@@ -190,7 +192,7 @@ def test_a_block_without_the_states_asked_for_is_no_hit_until_they_are_added() -
 
 
 def test_states_that_do_not_fit_leave_the_rows_as_they_are() -> None:
-    prefixes, text = PrefixCache(ROW_BYTES), spelled([0])
+    prefixes, text = empty(BLOCK_BYTES), spelled([0])
     add(prefixes, text)
     assert not add(prefixes, text, (1,))
     assert len(prefixes.find(text)) == 1
@@ -199,62 +201,62 @@ def test_states_that_do_not_fit_leave_the_rows_as_they_are() -> None:
 
 def test_a_dropped_block_takes_nothing_behind_it() -> None:
     """A sequence whose last block was dropped for another text adds no more."""
-    prefixes = PrefixCache(2 * ROW_BYTES)
+    prefixes = empty(2 * BLOCK_BYTES)
     tail = add(prefixes, spelled([0]))[-1]
     add(prefixes, spelled([1, 1]))
     assert not tail.is_kept
     behind = tuple(spelled([2]))
-    assert prefixes.extend(tail, behind, ROW_BYTES, lambda: fake_rows(behind), {}) is None
+    assert prefixes.extend(tail, behind, lambda: fake_rows(behind), {}) is None
     check_tree(prefixes)
 
 
 def test_memory_that_was_not_to_be_had_is_given_back() -> None:
-    prefixes = PrefixCache(ROW_BYTES)
+    prefixes = empty(BLOCK_BYTES)
 
     def fails() -> KVRows:
         raise MemoryError("no rows")
 
     with pytest.raises(MemoryError):
-        prefixes.extend(prefixes.root, tuple(spelled([0])), ROW_BYTES, fails, {})
+        prefixes.extend(prefixes.root, tuple(spelled([0])), fails, {})
     assert len(add(prefixes, spelled([0]))) == 1
 
 
 def test_clearing_forgets_every_text_and_stops_those_in_progress() -> None:
-    prefixes = PrefixCache(10**6)
+    prefixes = empty(10**6)
     tail = add(prefixes, spelled([0, 1]))[-1]
     prefixes.clear()
     assert prefixes.counts().num_bytes == prefixes.counts().blocks == 0
     behind = tuple(spelled([2]))
-    assert prefixes.extend(tail, behind, ROW_BYTES, lambda: fake_rows(behind), {}) is None
+    assert prefixes.extend(tail, behind, lambda: fake_rows(behind), {}) is None
     assert len(add(prefixes, spelled([0, 1]))) == 2
 
 
 def test_another_thread_may_add_the_same_block_first() -> None:
-    prefixes, tokens = PrefixCache(10**6), tuple(spelled([0]))
+    prefixes, tokens = empty(10**6), tuple(spelled([0]))
 
     def late() -> KVRows:
         add(prefixes, tokens)
         return fake_rows(tokens)
 
-    block = prefixes.extend(prefixes.root, tokens, ROW_BYTES, late, {})
+    block = prefixes.extend(prefixes.root, tokens, late, {})
     assert prefixes.find(tokens) == [block]
-    assert prefixes.counts().num_bytes == ROW_BYTES
+    assert prefixes.counts().num_bytes == BLOCK_BYTES
 
 
 def test_another_thread_may_drop_the_parent_meanwhile() -> None:
-    prefixes, tokens = PrefixCache(10**6), tuple(spelled([1]))
+    prefixes, tokens = empty(10**6), tuple(spelled([1]))
     parent = add(prefixes, spelled([0]))[-1]
 
     def late() -> KVRows:
         prefixes.clear()
         return fake_rows(tokens)
 
-    assert prefixes.extend(parent, tokens, ROW_BYTES, late, {}) is None
+    assert prefixes.extend(parent, tokens, late, {}) is None
     assert prefixes.counts().num_bytes == 0
 
 
 def test_threads_add_and_find_at_the_same_time() -> None:
-    prefixes = PrefixCache(7 * ROW_BYTES)
+    prefixes = empty(7 * BLOCK_BYTES)
     wrong: list[object] = []
 
     def work(seed: int) -> None:
@@ -311,7 +313,7 @@ def test_every_shared_length_scores_as_a_cold_start(name: str) -> None:
 def test_rows_of_any_history_are_the_rows_of_its_text(name: str, data: st.DataObject) -> None:
     """Chunks, trees, rollbacks and small buffers: blocks hold what one pass over the text computes."""
     target, (taps, size) = TARGETS[name], TAPS[name]
-    prefixes = target.prefix_cache = PrefixCache(10**8)
+    prefixes = target.prefix_cache = PrefixCache(10**8, target.layout.row_bytes)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hf_state, "MAX_TREE_NODES", 8)
         patch.setattr(kv_cache, "MAX_TREE_NODES", 8)

@@ -68,9 +68,7 @@ class HFTarget:
         *,
         prefix_cache_mb: float | None = None,
     ) -> None:
-        self.prefix_cache = (
-            None if prefix_cache_mb is None else PrefixCache(bytes_of(prefix_cache_mb))
-        )
+        max_bytes = None if prefix_cache_mb is None else bytes_of(prefix_cache_mb)
         hf_facts.refuse_unsupported(model)
         self.model = model.eval()
         use_grouped_attention()
@@ -85,6 +83,9 @@ class HFTarget:
         self.taps = Taps(model)
         self.head_inputs = HeadInputs(model)
         self.layout = hf_probe.learn_layout(model, self.device)
+        self.prefix_cache = (
+            None if max_bytes is None else PrefixCache(max_bytes, self.layout.row_bytes)
+        )
         self.passes = ScoringPasses(self)
         self._joining: tuple[Joining | None] | None = None  # not tried out yet
         self._lock = threading.Lock()

@@ -261,11 +261,6 @@ class KVCache(Cache):  # type: ignore[misc]
         self._extent.length += len(path)
         self._extent.pending = 0
 
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one token."""
-        return sum(len(arena.layer_ids) * arena.layout.row_bytes for arena in self._arenas)
-
     def read(self, first: int) -> KVRows:
         """Copies of the block whose first committed token this is.
 

@@ -30,7 +30,7 @@ class LayerLayout:
 
     @property
     def row_bytes(self) -> int:
-        """Of one token's keys and values."""
+        """Bytes of one token's keys and values."""
         return self.heads * (self.key_dim + self.value_dim) * self.dtype.itemsize
 
     def held(self, length: int) -> int:
@@ -46,7 +46,7 @@ class KVLayout:
 
     @property
     def row_bytes(self) -> int:
-        """Of one token's keys and values in all layers."""
+        """Bytes of one token's keys and values in all layers."""
         return sum(layer.row_bytes for layer in self.layers if layer is not None)
 
     @classmethod

@@ -88,10 +88,12 @@ class PrefixCache:
 
     Args:
         max_bytes: memory at most; that of tensors counts.
+        row_bytes: of one token's keys and values.
     """
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, row_bytes: int) -> None:
         self.max_bytes = max_bytes
+        self._block_bytes = BLOCK_ROWS * row_bytes
         self.root = Block()
         self._lock = threading.Lock()
         self._by_use: OrderedDict[Block, None] = OrderedDict()  # the last used one last
@@ -117,7 +119,6 @@ class PrefixCache:
         self,
         parent: Block,
         token_ids: tuple[int, ...],
-        row_bytes: int,
         read: Callable[[], KVRows],
         states: Mapping[int, Tensor],
     ) -> Block | None:
@@ -126,7 +127,6 @@ class PrefixCache:
         Args:
             parent: `root`, or what an earlier call gave.
             token_ids: [BLOCK_ROWS]
-            row_bytes: of what `read` gives.
             read: gives the keys and values, as tensors of their own.
             states: tap -> hidden states [BLOCK_ROWS, h], which are copied.
 
@@ -139,7 +139,7 @@ class PrefixCache:
             block = parent.children.get(token_ids)
             missing = {t: s for t, s in states.items() if block is None or t not in block.states}
             size = sum(state.nbytes for state in missing.values())
-            size += row_bytes if block is None else 0
+            size += self._block_bytes if block is None else 0
             if not size:
                 return block
             if not self._make_room(size, parent, block):

@@ -68,7 +68,6 @@ class PrefixFollower:
             last = self._prefixes.extend(
                 last,
                 tuple(self._token_ids[rows]),
-                self._cache.row_bytes * BLOCK_ROWS,
                 partial(self._cache.read, first + start),
                 states,
             )

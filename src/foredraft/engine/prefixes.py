@@ -31,7 +31,8 @@ def keep_prefixes(engine: Engine, prefix_cache_mb: float) -> None:
     models = set(_models(engine).values())
     total = sum(model.layout.row_bytes for model in models)
     for model in models:
-        model.prefix_cache = PrefixCache(max_bytes * model.layout.row_bytes // total)
+        row_bytes = model.layout.row_bytes
+        model.prefix_cache = PrefixCache(max_bytes * row_bytes // total, row_bytes)
 
 
 def prefix_counts(engine: Engine) -> dict[str, PrefixCounts]:
