@@ -17,6 +17,7 @@ LOOP_NGRAM = 8
 
 METRICS = (
     "prompt_tokens",
+    "cached_prompt_tokens",
     "completion_tokens",
     "cut_rounds",
     "drafted_tokens",
@@ -120,6 +121,8 @@ class Statistics:
     requests: int = 1
     stages: tuple[str, ...] = STAGES
     """The stages whose time the rounds tell. Peers in a benchmark do not let all of them be seen."""
+    cached_prompt_tokens: int = 0
+    """Of the prompt, tokens that the target had read in an earlier text and did not read again."""
 
     @classmethod
     def pool(cls, many: Iterable[Statistics]) -> Statistics:
@@ -134,6 +137,7 @@ class Statistics:
             ttft_s=sum(s.ttft_s for s in parts),
             requests=sum(s.requests for s in parts),
             stages=tuple(name for name in STAGES if all(name in s.stages for s in parts)),
+            cached_prompt_tokens=sum(s.cached_prompt_tokens for s in parts),
         )
 
     # --- counts ---------------------------------------------------------------------------------
@@ -323,6 +327,7 @@ def collect(
     prefill_s: float,
     ttft_s: float,
     prompt_logprobs: Sequence[TokenLogprob | None] = (),
+    cached_prompt_tokens: int = 0,
 ) -> Result:
     """The answer that these steps spell, with its statistics."""
     token_ids = tuple(t for step in steps for t in step.token_ids)
@@ -342,6 +347,7 @@ def collect(
             loop_tokens=sum(loops),
             prefill_s=prefill_s,
             ttft_s=ttft_s,
+            cached_prompt_tokens=cached_prompt_tokens,
         ),
         seed=seed,
         prompt_ids=tuple(prompt_ids),

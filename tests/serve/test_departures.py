@@ -19,7 +19,7 @@ import openai
 import pytest
 
 from foredraft.engine.batch import Batch, Progress
-from foredraft.engine.engine import Stream
+from foredraft.engine.stream import Stream
 from tests.serve.live import MODEL, PLAIN, Live, engines, live, target, wait_until
 from tests.tiny_folders import save_folder
 

@@ -11,7 +11,7 @@ import pytest
 
 from foredraft import ConfigError, GenerationOptions
 from foredraft.engine.batch import Batch, Progress
-from foredraft.engine.engine import Stream
+from foredraft.engine.stream import Stream
 from foredraft.serve.jobs import Event, Failed, Finished, Job, Outcome, Stepped
 from foredraft.serve.rounds import Rounds
 from foredraft.serve.settings import ServeSettings

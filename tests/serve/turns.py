@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from foredraft.engine.batch import Progress
-from foredraft.engine.engine import Stream
+from foredraft.engine.stream import Stream
 
 
 class TurnRounds:

@@ -20,6 +20,8 @@ from foredraft.backends.hf_state import HFState, ShownState, TappedState
 from foredraft.backends.hf_taps import HeadInputs, Shown, Taps
 from foredraft.backends.joint_pass import Joining
 from foredraft.backends.kv_cache import KVCache
+from foredraft.backends.prefix_cache import PrefixCache, bytes_of
+from foredraft.backends.prefix_follower import PrefixFollower
 from foredraft.backends.quantized import QuantizedLinear
 from foredraft.backends.tree_attention import TreeMasks
 from foredraft.errors import ConfigError, ModelError
@@ -48,14 +50,27 @@ class HFTarget:
     Args:
         model: a `transformers` model, wherever its weights are (`device_map` included).
         tokenizer: its tokenizer; it bounds the vocabulary, so that padding ids are never emitted.
+        prefix_cache_mb: memory in which the rows of earlier texts are kept, so that what texts have in
+            common at their start is read once; None keeps nothing.
+
+    Attributes:
+        prefix_cache: what is kept of earlier texts, or None; sequences that start later use it.
 
     Raises:
+        ConfigError: `prefix_cache_mb` is not above 0.
         ModelError: the model keeps recurrent state, has no KV cache, is an encoder-decoder, has
             weights on the meta device, or scores several tokens in one pass differently from one
             at a time.
     """
 
-    def __init__(self, model: Any, tokenizer: Any | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any | None = None,
+        *,
+        prefix_cache_mb: float | None = None,
+    ) -> None:
+        max_bytes = None if prefix_cache_mb is None else bytes_of(prefix_cache_mb)
         hf_facts.refuse_unsupported(model)
         self.model = model.eval()
         use_grouped_attention()
@@ -70,6 +85,9 @@ class HFTarget:
         self.taps = Taps(model)
         self.head_inputs = HeadInputs(model)
         self.layout = hf_probe.learn_layout(model, self.device)
+        self.prefix_cache = (
+            None if max_bytes is None else PrefixCache(max_bytes, self.layout.row_bytes)
+        )
         self.passes = ScoringPasses(self)
         self._joining: tuple[Joining | None] | None = None  # not tried out yet
         self._lock = threading.Lock()
@@ -136,7 +154,8 @@ class HFTarget:
 
     def start(self, capacity: int) -> HFState:
         """Memory for one sequence, prepared for `capacity` tokens (it may grow past that)."""
-        return HFState(self, self._cache(capacity))
+        cache = self._cache(capacity)
+        return HFState(self, cache, self._follower(cache))
 
     def start_tapped(self, capacity: int, taps: Sequence[int]) -> TappedState:
         """As `start`, with hidden states of every committed token; see `FeatureTarget`.
@@ -145,12 +164,18 @@ class HFTarget:
             ModelError: a tap is out of range, or cannot be read from this model.
         """
         self.taps.require(taps)
-        return TappedState(self, self._cache(capacity), taps)
+        cache = self._cache(capacity)
+        return TappedState(self, cache, self._follower(cache, taps), taps)
 
     def start_showing(self, capacity: int) -> ShownState:
         """As `start`, with the last hidden states of every pass; see `ShowingTarget`."""
         self.head_inputs.require()
-        return ShownState(self, self._cache(capacity))
+        cache = self._cache(capacity)
+        return ShownState(self, cache, self._follower(cache))
+
+    def _follower(self, cache: KVCache, taps: Sequence[int] = ()) -> PrefixFollower | None:
+        prefixes = self.prefix_cache
+        return None if prefixes is None else PrefixFollower(prefixes, cache, taps)
 
     def _cache(self, capacity: int) -> KVCache:
         try:
@@ -196,7 +221,7 @@ class HFTarget:
 
     def _joins(self, joining: Joining) -> bool:
         """Whether two sequences score in one pass as each does alone."""
-        states = [self.start(PROBE_CAPACITY) for _ in range(2)]
+        states = [HFState(self, self._cache(PROBE_CAPACITY)) for _ in range(2)]
         try:
             error = hf_probe.joint_error(
                 states,
@@ -238,7 +263,10 @@ class HFTarget:
         """Why this tree cannot be scored in one pass; None if it can."""
         try:
             error = hf_probe.probe_error(
-                lambda: self.start(PROBE_CAPACITY), self._alone, parents, self.vocab_size
+                lambda: HFState(self, self._cache(PROBE_CAPACITY)),
+                self._alone,
+                parents,
+                self.vocab_size,
             )
         except (MemoryError, torch.OutOfMemoryError):  # says nothing about the model
             raise

@@ -179,14 +179,20 @@ class FeatureBuffer:
                 )
         self._pending.append(torch.cat([s[0].to(self._device) for s in read if s is not None], -1))
 
-    def commit(self, path: Sequence[int]) -> None:
-        """Keep these pending nodes, drop the others."""
+    def commit(self, path: Sequence[int]) -> Tensor | None:
+        """Keep these pending nodes, drop the others; the features [n, F] that are kept, if any."""
+        kept = None
         if self._pending and len(path):
-            pending = torch.cat(self._pending)
-            if len(path) < len(pending):
-                pending = pending[torch.tensor(path, device=self._device)]
-            self._committed.append(pending)
+            kept = torch.cat(self._pending)
+            if len(path) < len(kept):
+                kept = kept[torch.tensor(path, device=self._device)]
+            self._committed.append(kept)
         self._pending = []
+        return kept
+
+    def restore(self, features: Tensor) -> None:
+        """Take features [n, F] of committed tokens that no pass has shown."""
+        self._committed.append(features)
 
     def take(self) -> Tensor:
         """Features [n, F] since the last call."""

@@ -10,7 +10,8 @@ Layers that need the same share one *arena*, so a commit moves rows once per are
 ```
 
 Windowed layers hold at most W - 1 committed rows. They move right with every commit, and back to
-the front only when the end of the buffer is reached.
+the front only when the end of the buffer is reached. Rows of the last unfinished block stay there until
+it is whole and can be read (`KVCache.read`), even where no token sees them any more.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -33,6 +34,11 @@ GROWTH_ROWS = 256
 """Buffers are whole multiples of this, and grow by half: few reallocations, each of them large."""
 ROWS = 3
 """The axis of cached tokens in an arena."""
+BLOCK_ROWS = 16
+"""Tokens of a block, the unit in which rows are read out and put back."""
+
+KVRows: TypeAlias = tuple[tuple[Tensor, Tensor], ...]
+"""Of each arena, keys and values [layers, 1, H, BLOCK_ROWS, D] of one block."""
 
 
 @dataclass(slots=True)
@@ -62,8 +68,31 @@ class _Arena:
         return self.layout.held(self.extent.length)
 
     @property
+    def behind(self) -> int:
+        """Committed rows that may not be lost: those held, and those of an unfinished block."""
+        return max(self.held, self.extent.length % BLOCK_ROWS)
+
+    @property
     def capacity(self) -> int:
         return int(self.keys.shape[ROWS])
+
+    def read(self, first: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Copies of the keys and values of committed tokens."""
+        shift = self.base - self.extent.length  # every row of the buffer before `base` is a token's
+        assert first + shift >= 0, "these rows have been overwritten"
+        rows = slice(first + shift, stop + shift)
+        return self.keys[..., rows, :].clone(), self.values[..., rows, :].clone()
+
+    def restore(self, blocks: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Put the rows at the end of a text of these blocks into an empty buffer, as far as they are held."""
+        length = len(blocks) * BLOCK_ROWS
+        held = self.layout.held(length)
+        for number in range((length - held) // BLOCK_ROWS, len(blocks)):
+            stop = (number + 1) * BLOCK_ROWS - (length - held)
+            count = min(stop, BLOCK_ROWS)
+            for buffer, rows in zip((self.keys, self.values), blocks[number], strict=True):
+                buffer[..., stop - count : stop, :] = rows[..., BLOCK_ROWS - count :, :]
+        self.base = held
 
     def begin(self, n: int) -> None:
         """Make room for n rows behind the pending ones, and cut the views that the layers use."""
@@ -107,21 +136,21 @@ class _Arena:
         pending = self.extent.pending
         if self.base + pending + n <= self.capacity:
             return
-        needed = self.held + pending + n
+        needed = self.behind + pending + n
         fits = needed <= self.capacity
         larger = max(needed, self.capacity + self.capacity // 2)
         self._move_to_front(self.capacity if fits else _rounded(larger))
 
     def _move_to_front(self, capacity: int) -> None:
-        held, pending = self.held, self.extent.pending
-        live = slice(self.base - held, self.base + pending)
+        kept, pending = self.behind, self.extent.pending
+        live = slice(self.base - kept, self.base + pending)
         # Cloned, because the rows overlap their destination when the buffer stays.
         keys, values = (buffer[..., live, :].clone() for buffer in (self.keys, self.values))
         if capacity != self.capacity:
             self._allocate(capacity)
-        self.keys[..., : held + pending, :] = keys
-        self.values[..., : held + pending, :] = values
-        self.base = held
+        self.keys[..., : kept + pending, :] = keys
+        self.values[..., : kept + pending, :] = values
+        self.base = kept
 
     def _allocate(self, rows: int) -> None:
         # Tensors made in inference mode could not be written outside it.
@@ -231,6 +260,21 @@ class KVCache(Cache):  # type: ignore[misc]
             arena.commit(path, in_place)
         self._extent.length += len(path)
         self._extent.pending = 0
+
+    def read(self, first: int) -> KVRows:
+        """Copies of the block whose first committed token this is.
+
+        It must end in the last commit, or later than the last multiple of `BLOCK_ROWS` before that.
+        """
+        return tuple(arena.read(first, first + BLOCK_ROWS) for arena in self._arenas)
+
+    def restore(self, blocks: Sequence[KVRows]) -> None:
+        """Commit the text of these blocks, read from caches of the same layout. Nothing may be cached yet."""
+        assert self.length + self.pending == 0, "blocks are the start of a text"
+        self.reserve(len(blocks) * BLOCK_ROWS)
+        for arena, rows in zip(self._arenas, zip(*blocks, strict=True), strict=True):
+            arena.restore(rows)
+        self._extent.length = len(blocks) * BLOCK_ROWS
 
     def reset(self) -> None:
         """Forget every token; the buffers stay for the next sequence."""

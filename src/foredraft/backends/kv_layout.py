@@ -28,6 +28,11 @@ class LayerLayout:
     window: int | None = None
     """W: a token sees W positions, its own included; None is full attention."""
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one token's keys and values."""
+        return self.heads * (self.key_dim + self.value_dim) * self.dtype.itemsize
+
     def held(self, length: int) -> int:
         """Rows that tokens after the first `length` can still attend to."""
         return length if self.window is None else min(length, self.window - 1)
@@ -38,6 +43,11 @@ class KVLayout:
     """Every layer's layout; None for a layer that stores nothing (it may read another's rows)."""
 
     layers: tuple[LayerLayout | None, ...]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one token's keys and values in all layers."""
+        return sum(layer.row_bytes for layer in self.layers if layer is not None)
 
     @classmethod
     def of(cls, cache: Cache) -> KVLayout:

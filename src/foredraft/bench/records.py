@@ -142,6 +142,7 @@ def _statistics_as_dict(stats: Statistics) -> dict[str, Any]:
         "stages": list(stats.stages),
         "in_loop": "".join(str(int(flag)) for flag in stats.in_loop),
         "rounds": [_round_as_list(r) for r in stats.rounds],
+        **({"cached_prompt_tokens": cached} if (cached := stats.cached_prompt_tokens) else {}),
     }
 
 
@@ -154,6 +155,7 @@ def _statistics(entry: dict[str, Any]) -> Statistics:
         prefill_s=entry["prefill_s"],
         ttft_s=entry["ttft_s"],
         stages=tuple(entry["stages"]),
+        cached_prompt_tokens=entry.get("cached_prompt_tokens", 0),
     )
 
 

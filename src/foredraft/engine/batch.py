@@ -22,8 +22,9 @@ from foredraft.protocols import Company, JoiningTarget, Target
 from foredraft.results import Result, Step
 
 if TYPE_CHECKING:
-    from foredraft.engine.engine import Engine, Stream
+    from foredraft.engine.engine import Engine
     from foredraft.engine.prompts import Prompt
+    from foredraft.engine.stream import Stream
 
 MAX_BATCH = 8
 """Answers at a time, where nobody says how many."""

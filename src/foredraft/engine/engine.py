@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from types import TracebackType
 from typing import Any
 
 from foredraft.config import MAX_TREE_NODES, GenerationOptions
 from foredraft.engine.batch import MAX_BATCH, generate_batch
 from foredraft.engine.clock import StageClock
 from foredraft.engine.contracts import check_kind, check_selection
-from foredraft.engine.decoder import decode
 from foredraft.engine.legality import check_features, check_legal, check_roots
 from foredraft.engine.open_roots import PendingLaw
 from foredraft.engine.prompts import Prompt, encode_prompt
 from foredraft.engine.session import Drafting, Session
 from foredraft.engine.stopping import Criterion, StopRules, StopState, end_tokens, room_for
+from foredraft.engine.stream import Stream
 from foredraft.engine.text import IncrementalText, find_stray_byte
 from foredraft.errors import ConfigError
 from foredraft.protocols import (
-    Company,
     Drafter,
     FeatureDrafter,
     FeaturePolicy,
@@ -38,7 +35,7 @@ from foredraft.protocols import (
     Verifier,
 )
 from foredraft.protocols.shared_features import shared, union_of
-from foredraft.results import Result, RoundRecord, Step, TokenLogprob, collect
+from foredraft.results import Result
 from foredraft.sampling.law import RequestLaw
 from foredraft.sampling.randomness import Randomness, SeededRandomness, fresh_seed
 from foredraft.verifiers.exact import ExactVerifier
@@ -318,93 +315,3 @@ class Engine:
         forms = (word, " " + word)
         encode = self.tokenizer
         return [encode(form, add_special_tokens=False)["input_ids"] for form in forms]  # type: ignore[misc]
-
-
-class Stream:
-    """The steps of one answer. Iterate; then `result()`. Closing it early frees the session."""
-
-    def __init__(
-        self,
-        session: Session,
-        target: Target,
-        verifier: Verifier,
-        prompt_ids: Sequence[int],
-        seed: int | None,
-        started: float,
-    ) -> None:
-        self.target = target
-        self._session, self._prompt_ids, self._seed = session, prompt_ids, seed
-        self._started, self._ttft_s = started, 0.0
-        self._steps: list[Step] = []
-        self._rounds = decode(session, verifier)
-
-    def __iter__(self) -> Iterator[Step]:
-        return self
-
-    def __next__(self) -> Step:
-        step = next(self._rounds)
-        if not self._steps:
-            self._ttft_s = time.perf_counter() - self._started
-        self._steps.append(step)
-        return step
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether the answer is complete."""
-        return self._session.finish_reason is not None
-
-    def share(self, company: Company) -> None:
-        """The next round's passes are shared with these; see `Batch`."""
-        self._session.join(company)
-
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Stop decoding and free the session; does nothing after the last step.
-
-        While another thread waits for a step, the round in progress ends first, and frees it there.
-        """
-        self._session.cancel()
-        with contextlib.suppress(ValueError):  # "generator already executing": in that other thread
-            self._rounds.close()  # type: ignore[attr-defined]
-            self._session.close()
-
-    @property
-    def prompt_logprobs(self) -> tuple[TokenLogprob | None, ...]:
-        """Of the prompt's tokens, from the first step on; empty if they were not asked for."""
-        return self._session.prompt_logprobs
-
-    @property
-    def rounds(self) -> tuple[RoundRecord, ...]:
-        """The rounds so far."""
-        return tuple(self._session.rounds)
-
-    @property
-    def prefill_s(self) -> float:
-        """Seconds that the prompt took; 0 before the first step."""
-        return self._session.prefill_s
-
-    def result(self) -> Result:
-        """The answer, once every step was taken."""
-        if self._session.finish_reason is None:
-            raise ConfigError(
-                "the answer is not finished; iterate over the stream to its end first"
-            )
-        return collect(
-            self._steps,
-            self._session.rounds,
-            prompt_ids=self._prompt_ids,
-            seed=self._seed,
-            prefill_s=self._session.prefill_s,
-            ttft_s=self._ttft_s,
-            prompt_logprobs=self.prompt_logprobs,
-        )

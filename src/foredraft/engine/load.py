@@ -33,6 +33,7 @@ from foredraft.engine.drafters import (
 )
 from foredraft.engine.engine import Engine
 from foredraft.engine.lengths import check_lengths, with_shipped_length
+from foredraft.engine.prefixes import keep_prefixes
 from foredraft.engine.sources import Sources, place_of
 from foredraft.errors import ConfigError, ModelError
 from foredraft.methods import BEST, BEST_SHAPED, BEST_SHAPED_OF, Kind, Method, parse_method
@@ -58,6 +59,7 @@ def load(
     force_vocabulary: bool = False,
     compile: bool = False,
     cuda_graphs: bool = False,
+    prefix_cache_mb: float | None = None,
     report: Callable[[str], None] = lambda message: None,
 ) -> Engine:
     """An engine for a model, with a method to make it faster.
@@ -92,6 +94,8 @@ def load(
         compile: compile regions of models loaded by name (see `backends/regional_compile.py`). The first
             passes then take long; on a CPU it has not paid (`docs/experiments.md`).
         cuda_graphs: on a CUDA device, replay captured passes of models loaded by name (`docs/gpu.md`).
+        prefix_cache_mb: memory, in megabytes, in which the models keep rows of earlier texts, so that what
+            a prompt has in common with them at its start is not read again; None keeps nothing.
         report: called with a sentence at each long step.
 
     Raises:
@@ -123,7 +127,12 @@ def load(
         cuda_graphs=cuda_graphs,
         report=report,
     )
-    return models.engine(recipe, report=report, **chosen)
+    engine = models.engine(recipe, report=report, **chosen)
+    if (
+        prefix_cache_mb is not None
+    ):  # after the passes that are measured, which nobody asks for again
+        keep_prefixes(engine, prefix_cache_mb)
+    return engine
 
 
 def _needed(recipe: Method, drafter: Any | None) -> tuple[Kind, ...]:

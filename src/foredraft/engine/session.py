@@ -21,6 +21,7 @@ from foredraft.protocols import (
     LawReader,
     ModelState,
     PolicyState,
+    RestoringState,
     RoundOutcome,
     Verdict,
 )
@@ -71,6 +72,7 @@ class Session:
         self.rounds: list[RoundRecord] = []
         self.prefill_s = 0.0
         self.prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
+        self.cached_prompt_tokens = 0
         self._drafting, self._law, self._stop = drafting, law, stop
         self._pending = pending
         count = law.options.logprobs
@@ -89,6 +91,8 @@ class Session:
         """
         with self.clock.stage("prefill"):
             self._prefill_target()
+        if isinstance(self.target, RestoringState):
+            self.cached_prompt_tokens = self.target.restored
         if self._pending is not None:
             with self.clock.stage("target"):
                 self._read_pending(self._pending)

@@ -13,7 +13,8 @@ from transformers.generation import GenerateDecoderOnlyOutput
 
 from foredraft.config import GenerationOptions
 from foredraft.engine.batch import run_streams
-from foredraft.engine.engine import Engine, Stream
+from foredraft.engine.engine import Engine
+from foredraft.engine.stream import Stream
 from foredraft.hf.columns import Columns
 from foredraft.hf.criteria import RowCriteria, end_tokens_of, pads, room_of
 from foredraft.hf.processors import Kept, RowProcessors, own_processors, split_warpers

@@ -156,5 +156,15 @@ class ShowingTarget(Target, Protocol):
         ...
 
 
+@runtime_checkable
+class RestoringState(ModelState, Protocol):
+    """A `ModelState` whose `prefill` may find the start of the text known from earlier ones."""
+
+    @property
+    def restored(self) -> int:
+        """Tokens that were committed without being computed."""
+        ...
+
+
 TakeFeatures = Callable[[], Tensor]
 """Features [n, F] of the tokens committed since the last call, oldest first; n may be 0."""

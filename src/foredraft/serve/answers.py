@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import NamedTuple
 
-from foredraft.engine.engine import Stream
+from foredraft.engine.stream import Stream
 from foredraft.errors import ForedraftError
 from foredraft.results import Result
 from foredraft.serve.jobs import Event, Failed, Finished, Job, Stepped

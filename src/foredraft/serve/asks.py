@@ -9,8 +9,9 @@ from typing import Any
 from llguidance import LLMatcher
 
 from foredraft.config import GenerationOptions
-from foredraft.engine.engine import Engine, Stream
+from foredraft.engine.engine import Engine
 from foredraft.engine.prompts import Prompt, encode_prompt
+from foredraft.engine.stream import Stream
 from foredraft.errors import ConfigError, PromptError
 from foredraft.results import Result
 from foredraft.sampling.randomness import fresh_seed

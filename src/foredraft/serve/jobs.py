@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from foredraft.engine.engine import Stream
+from foredraft.engine.stream import Stream
 from foredraft.results import Result, Step, TokenLogprob
 
 Outcome = Literal["stop", "length", "cancelled", "failed"]

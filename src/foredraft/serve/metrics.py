@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from foredraft.engine.engine import Stream
+from foredraft.engine.stream import Stream
 from foredraft.results import RoundRecord
 from foredraft.serve.jobs import Job, Outcome
 

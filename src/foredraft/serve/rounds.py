@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from foredraft.engine.batch import Progress
-from foredraft.engine.engine import Stream
+from foredraft.engine.stream import Stream
 
 
 class Rounds(Protocol):

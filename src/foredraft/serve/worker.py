@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from foredraft.engine.batch import Progress
-from foredraft.engine.engine import Stream
+from foredraft.engine.stream import Stream
 from foredraft.errors import ForedraftError
 from foredraft.serve.jobs import Failed, Finished, Job, Outcome, Stepped
 from foredraft.serve.rounds import Rounds

@@ -30,6 +30,7 @@ from foredraft.protocols import (
     ModelState,
     Policy,
     PolicyState,
+    RestoringState,
     RoundOutcome,
     SelectingState,
     TakeFeatures,
@@ -160,6 +161,11 @@ class WatchedState:
     def prefill(self, token_ids: Sequence[int]) -> None:
         """Passed on."""
         self._state.prefill(token_ids)
+
+    @property
+    def restored(self) -> int:
+        """As of the target's own state."""
+        return self._state.restored if isinstance(self._state, RestoringState) else 0
 
     def score(self, token_ids: Sequence[int], parents: Sequence[int]) -> Tensor:
         """Passed on; the tree and its logits are kept."""
