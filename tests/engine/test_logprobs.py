@@ -117,6 +117,17 @@ def test_logprobs_are_the_models_own_at_every_token(name: str, temperature: floa
     check(result, 4)
 
 
+@pytest.mark.parametrize("name", ["ngram", "draft model's tree", "rejection", "open roots"])
+def test_answers_of_a_batch_report_their_own(name: str) -> None:
+    prompts = [PROMPT[:length] for length in (1, 4, 9)]
+    results = ENGINES[name]().generate_batch(
+        prompts, max_new_tokens=10, temperature=1.0, seed=3, logprobs=2, prompt_logprobs=2
+    )
+    for prompt, result in zip(prompts, results, strict=True):
+        assert list(result.prompt_ids) == prompt
+        check(result, 2)
+
+
 @pytest.mark.parametrize("name", ["plain", "tree", "open roots"])
 def test_asking_for_logprobs_changes_no_token(name: str) -> None:
     options = GenerationOptions(max_new_tokens=LENGTH, temperature=1.0, seed=5)
