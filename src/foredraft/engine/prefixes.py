@@ -35,6 +35,11 @@ def keep_prefixes(engine: Engine, prefix_cache_mb: float) -> None:
         model.prefix_cache = PrefixCache(max_bytes * row_bytes // total, row_bytes)
 
 
+def keeps_prefixes(engine: Engine) -> bool:
+    """Whether each of an engine's models has a prefix cache."""
+    return all(model.prefix_cache is not None for model in _models(engine).values())
+
+
 def prefix_counts(engine: Engine) -> dict[str, PrefixCounts]:
     """By `"target"` and `"draft model"`, what their prefix caches did; those without one are left out."""
     caches = {name: model.prefix_cache for name, model in _models(engine).items()}
