@@ -44,8 +44,8 @@ def save_chat(
 
 def _as_jsonl(conversation: Conversation, facts: Mapping[str, Any]) -> str:
     """One line, in the form of chat data that `foredraft data` reads; each turn's statistics beside it."""
-    turns = [turn.as_dict() for turn in conversation.turns]
-    line = {"messages": conversation.messages(), **facts, "turns": turns}
+    answers = [turn.as_dict() for turn in conversation.turns]
+    line = {"messages": conversation.messages(), **facts, "answers": answers}
     return json.dumps(line, ensure_ascii=False) + "\n"
 
 
