@@ -26,10 +26,11 @@ class PhraseDrafter:
         self.phrases, self.needed = [list(phrase) for phrase in phrases], needed
 
     def start(self, capacity: int) -> PhraseDrafter:
-        return self  # it remembers nothing of a request
+        return self  # it remembers nothing of a request: these three have nothing to do
 
-    def prefill(self, token_ids: Sequence[int]) -> None:
-        pass
+    def prefill(self, token_ids: Sequence[int]) -> None: ...
+    def commit(self, path: Sequence[int]) -> None: ...
+    def close(self) -> None: ...
 
     def draft(self, context: DraftContext, policy: PolicyState) -> DraftTree:
         room = policy.plan(context.limits, context.token_ids)
@@ -44,12 +45,6 @@ class PhraseDrafter:
                 if list(text[-done:]) == phrase[:done]:
                     return phrase[done:]
         return []
-
-    def commit(self, path: Sequence[int]) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 def main() -> None:
