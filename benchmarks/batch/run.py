@@ -3,8 +3,8 @@
     python benchmarks/batch/run.py [--model smollm2] [--sizes 1,2,4,8] [--methods adaptive] --out DIR
 
 Every repeat answers the same prompts with each method and batch size in turn, so that a busy machine slows
-all of them; ratios are of one repeat, and their median is reported with the lowest and highest. Prompts are the
-builtin ones of `foredraft bench`. Prefill counts.
+all of them; ratios are of one repeat, and their median is reported with the lowest and highest. Prompts are
+the builtin ones of `foredraft bench`. Prefill counts.
 """
 
 from __future__ import annotations
