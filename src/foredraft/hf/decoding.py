@@ -130,7 +130,8 @@ class Decoding:
         for place, progress in streams:
             index = indices[place]
             if progress.error is not None:
-                progress.error.add_note(f"row {index} of {len(self._call.rows)} of a batch")
+                if len(self._call.rows) > 1:
+                    progress.error.add_note(f"row {index} of {len(self._call.rows)} of a batch")
                 raise progress.error
             tokens = () if progress.step is None else progress.step.token_ids
             self._tokens[index] += tokens
