@@ -48,15 +48,8 @@ def quantize_linears(model: Any, kind: str) -> int:
         raise ModelError(
             f"{name} has no linear layers of the usual kind to quantise; load it without quantize={kind!r}"
         )
-    _leave_the_file(model)
     model.save_pretrained = _refuse_to_save
     return count
-
-
-def _leave_the_file(model: nn.Module) -> None:
-    """Copy what stays: one weight that lies in the mapped file of a checkpoint keeps all of it in memory."""
-    for parameter in model.parameters():
-        parameter.data = parameter.data.clone()
 
 
 def weight_bytes(model: nn.Module) -> int:
