@@ -46,6 +46,7 @@ def answers(draw: st.DrawFn) -> Answer:
     stats = Statistics(
         rounds=made,
         prompt_tokens=draw(st.integers(1, 4000)),
+        cached_prompt_tokens=draw(st.integers(0, 9)),
         in_loop=tuple(draw(st.booleans()) for _ in made),
         loop_tokens=draw(st.integers(0, 50)),
         prefill_s=draw(SECONDS),

@@ -15,6 +15,7 @@ from foredraft.backends.hf import HFTarget
 from foredraft.backends.kv_cache import BLOCK_ROWS
 from foredraft.backends.prefix_cache import MEGABYTE
 from foredraft.backends.table import TableModel
+from foredraft.bench.trace.watch import Watch, watched
 from foredraft.drafters.eagle.drafter import EagleDrafter
 from foredraft.engine.prefixes import keep_prefixes, prefix_counts
 from foredraft.errors import ConfigError
@@ -187,6 +188,16 @@ def test_a_closed_stream_leaves_what_it_has_read() -> None:
     with warm.stream(text, max_new_tokens=30) as stream:
         next(stream)
     assert warm.generate(text, max_new_tokens=4).stats.cached_prompt_tokens == 32
+
+
+@pytest.mark.parametrize("method", ["ngram", "eagle-chain-3"])
+def test_a_watched_request_is_told_what_was_known(method: str) -> None:
+    """As of the trace, which wraps the target."""
+    warm, text = engine(method, PLENTY), words(40)
+    warm.generate(text, max_new_tokens=4)
+    found = watched(warm, Watch()).generate(text, max_new_tokens=4)
+    assert found.stats.cached_prompt_tokens == 32
+    assert watched(engine(method), Watch()).generate(text).stats.cached_prompt_tokens == 0
 
 
 def test_the_memory_goes_with_the_engine() -> None:

@@ -273,3 +273,40 @@ def test_without_stop_strings_text_is_decoded_once_a_round() -> None:
     lengths.clear()
     state.take([0, 1, 2, 3, 4])
     assert lengths == [5]
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.integers(0, 5), min_size=1, max_size=20),
+    st.lists(st.integers(1, 5), min_size=1),
+    st.integers(0, 22),
+    st.integers(1, 25),
+    st.booleans(),
+)
+def test_a_criterion_is_asked_of_every_token_up_to_the_end(
+    token_ids: list[int], sizes: list[int], end: int, cap: int, has_end_token: bool
+) -> None:
+    """Whatever ends the answer, and however its tokens come."""
+    asked: list[int] = []
+
+    def criterion(token_id: int) -> bool:
+        asked.append(token_id)
+        return len(asked) == end
+
+    token_ids = [*token_ids, EOS] if has_end_token else token_ids
+    state = StopState(rules(max_new_tokens=cap), incremental(joined_pieces), criterion)
+    rounds = []
+    for block in in_blocks(token_ids, sizes):
+        rounds.append(state.take(block))
+        if rounds[-1].finish_reason:
+            break
+    last = rounds[-1]
+    length = min(len(token_ids), cap, end or len(token_ids))
+    assert asked == token_ids[:length]
+    assert sum(taken.num_kept for taken in rounds) == length
+    if token_ids[length - 1] == EOS:
+        assert (last.finish_reason, last.stopped_by) == ("stop", EOS)
+    elif length == end:
+        assert (last.finish_reason, last.stopped_by) == ("stop", None)
+    else:
+        assert last.finish_reason == ("length" if length == cap else None)

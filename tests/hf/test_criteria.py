@@ -169,6 +169,10 @@ def test_the_context_ends_an_answer() -> None:
     asked = {"eos_token_id": 2, "pad_token_id": 0, "suppress_tokens": [2, 0]}
     got = short.generate(**inputs, custom_generate=made, max_new_tokens=9, **asked)
     assert got.shape == (2, 27 + 9)
+    without = short.generate(
+        **inputs, custom_generate=made, max_new_tokens=9, suppress_tokens=[2, 0], eos_token_id=None
+    )
+    assert torch.equal(without, got)
     assert (got[0] == 0).tolist() == [False] * 32 + [True] * 4
     assert not (got[1, 27:] == 0).any()
     assert model() is not short

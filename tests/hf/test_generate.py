@@ -46,7 +46,7 @@ def test_a_model_that_scores_chains_alone() -> None:
     assert torch.equal(got, made.generate(**batch(), **DEFAULTS))
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(
     st.lists(st.lists(st.integers(3, 96), min_size=1, max_size=9), min_size=1, max_size=5),
     st.integers(1, 3),

@@ -153,6 +153,9 @@ def test_a_processor_that_returns_something_else() -> None:
     with pytest.raises(ConfigError, match=r"Wrong returned \[97\]") as caught:
         ours(logits_processor=[Wrong()])
     assert caught.value.__notes__ == ["row 0 of 3 of a batch"]
+    with pytest.raises(ConfigError, match="Wrong") as alone:
+        ours(batch(PROMPTS[:1]), logits_processor=[Wrong()])
+    assert not hasattr(alone.value, "__notes__")
 
 
 def test_warpers_at_the_end_become_options() -> None:

@@ -9,6 +9,7 @@ import torch
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from tests.hf.calls import PROMPTS, batch, model, ours, plain
+from tests.hf.test_criteria import ByPlace
 
 LENGTH = max(map(len, PROMPTS))
 ALL = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
@@ -44,6 +45,16 @@ def test_scores_and_logits(asked: dict[str, Any]) -> None:
     assert got.sequences[:, LENGTH:].eq(END).any()
     differ = [not torch.equal(s, g) for s, g in zip(got.scores, got.logits, strict=True)]
     assert any(differ) == bool(asked)
+
+
+def test_scores_of_rows_that_go_on_behind_their_end() -> None:
+    """As they do in `generate` where there is no end token."""
+    asked = {**ALL, "eos_token_id": None, "repetition_penalty": 1.4}
+    expected = plain(**asked, stopping_criteria=[ByPlace()])
+    got = ours(**asked, stopping_criteria=[ByPlace()])
+    assert torch.equal(got.sequences, expected.sequences)
+    torch.testing.assert_close(got.scores, expected.scores, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(got.logits, expected.logits, atol=1e-5, rtol=1e-5)
 
 
 def test_what_was_not_asked_for_is_none() -> None:

@@ -14,7 +14,7 @@ from transformers import LogitsProcessor
 from foredraft.backends.hf import HFTarget
 from foredraft.drafters.ngram import NgramDrafter
 from foredraft.hf import CustomGenerate
-from tests.hf.calls import PROMPTS, batch, model, ours, plain
+from tests.hf.calls import PROMPTS, batch, custom, model, ours, plain
 from tests.tiny_models import tiny_llama
 
 SAMPLED = {"do_sample": True, "temperature": 1.3, "eos_token_id": None}
@@ -25,13 +25,19 @@ LENGTH = len(PROMPT[0])
 
 
 def seeded(seed: int, **asked: Any) -> Tensor:
+    made = asked.pop("made", custom())
+    model()  # which seeds its weights
     torch.manual_seed(seed)
-    return ours(**SAMPLED, **asked)
+    return plain(**SAMPLED, **asked, custom_generate=made)
 
 
 def test_the_global_seed_reproduces_a_call() -> None:
-    assert torch.equal(seeded(1), seeded(1))
-    assert not torch.equal(seeded(1), seeded(2))
+    """The first of an object too, which builds its engine."""
+    made = [CustomGenerate(HFTarget(tiny_llama()), method="speculative") for _ in range(2)]
+    answers = [seeded(1, made=one) for one in (*made, made[0])]
+    assert torch.equal(answers[0], answers[1])
+    assert torch.equal(answers[0], answers[2])
+    assert not torch.equal(answers[0], seeded(2))
     torch.manual_seed(1)
     first, second = ours(**SAMPLED), ours(**SAMPLED)
     assert not torch.equal(first, second)

@@ -7,20 +7,15 @@ import random
 import statistics
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
 import httpx
 import jsonschema
-import pytest
 
-from foredraft.engine.batch import Batch
 from foredraft.engine.session import Session
-from foredraft.serve.rounds import Rounds
-from tests.serve.live import MODEL, NGRAM, PLAIN, TREE, Live, engines, live, target, wait_until
-from tests.serve.turns import TurnRounds
+from tests.serve.live import MODEL, NGRAM, PLAIN, TREE, Live, engines, live, wait_until
 
 NUM_REQUESTS, NUM_CLIENTS = 200, 16
 CHAT = "/v1/chat/completions"
@@ -39,8 +34,6 @@ BAD: tuple[dict[str, Any], ...] = (
     {"model": "other"},
     {"messages": []},
 )
-ROUNDS: dict[str, Callable[[], Rounds]] = {"batch": lambda: Batch(target()), "turns": TurnRounds}
-"""What decodes, by name."""
 
 
 def request(number: int) -> dict[str, Any]:
@@ -175,10 +168,9 @@ def open_sessions() -> int:
     return sum(type(o) is Session and not o._closed for o in gc.get_objects())
 
 
-@pytest.mark.parametrize("name", ROUNDS)
-def test_each_answer_is_that_of_the_request_alone(name: str) -> None:
+def test_each_answer_is_that_of_the_request_alone() -> None:
     before = open_sessions()
-    with live(rounds=ROUNDS[name](), max_batch=6, max_queue=64) as server:
+    with live(max_batch=6, max_queue=64) as server:
         pulse = Pulse(server)
         try:
             seen = run(server)

@@ -58,6 +58,12 @@ def serve(
         int, typer.Option(help="Tokens of one answer at most.")
     ] = LIMITS.max_tokens,
     max_body_bytes: Annotated[int, typer.Option(help="Of one request.")] = LIMITS.max_body_bytes,
+    prefix_cache_mb: Annotated[
+        float,
+        typer.Option(
+            help="Megabytes for rows of earlier texts, so that shared starts are not read again."
+        ),
+    ] = LIMITS.prefix_cache_mb,
     time_limit_s: Annotated[
         float | None, typer.Option(help="Seconds for one request; none by default.")
     ] = LIMITS.time_limit_s,
@@ -76,6 +82,7 @@ def serve(
             max_choices=max_choices,
             max_tokens=max_tokens,
             max_body_bytes=max_body_bytes,
+            prefix_cache_mb=prefix_cache_mb,
             time_limit_s=time_limit_s,
             grace_s=grace_s,
         )

@@ -53,8 +53,8 @@ class MethodSwitch:
         self._known: dict[Hashable, Target | EagleHead] = {}
         recipe, source = choose_method(method, drafter, model)
         self._check(recipe, source)
-        self._models = load_models(model, report=report, **options)
         self._engines: dict[str, Engine] = {}
+        self._models = load_models(model, report=report, **options)
         self.engine = self._make(recipe, source)
         self._engines[method or recipe.name] = self.engine
 
@@ -94,7 +94,7 @@ class MethodSwitch:
         with _forgotten(self._models.target):
             engine = replace(models, model=self._model).engine(recipe, report=self._report)
         if self._prefix_cache_mb is not None and not keeps_prefixes(engine):
-            keep_prefixes(engine, self._prefix_cache_mb)
+            keep_prefixes([*self._engines.values(), engine], self._prefix_cache_mb)
         return engine
 
 

@@ -13,7 +13,7 @@ from transformers.generation.stopping_criteria import StopStringCriteria
 from foredraft.engine.batch import MAX_BATCH
 from foredraft.errors import ConfigError
 from foredraft.hf.columns import Columns
-from foredraft.hf.decoding import Call, Decoding, pad_of
+from foredraft.hf.decoding import Call, Decoding, draw_seed, pad_of
 from foredraft.hf.engines import Choice, Engines, in_eval_mode
 from foredraft.hf.refusals import refuse
 from foredraft.hf.rows import read_rows
@@ -104,7 +104,8 @@ class CustomGenerate:
         columns = None
         if streamer is not None:
             columns = Columns(streamer, len(rows), pad_of(generation_config))
-        call = Call(input_ids, rows, logits_processor, criteria, generation_config, columns)
+        seed = draw_seed(generation_config)  # before an engine is built, which may draw too
+        call = Call(input_ids, rows, logits_processor, criteria, generation_config, columns, seed)
         most = self.max_batch if max_batch is None else _checked_batch(max_batch)
         with in_eval_mode(model):
             engine = self._engines.of(model, self.method if method is None else method)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from foredraft.hf.processors import Kept, RowProcessors, own_processors, split_w
 from foredraft.hf.rows import Row
 from foredraft.results import Result
 
+Start: TypeAlias = Callable[[], Stream]
 NO_LIMIT = 1 << 30
 """New tokens where no criterion limits them; the context still does."""
 
@@ -35,6 +36,7 @@ class Call:
         processors, criteria: as prepared.
         config: as prepared.
         columns: where tokens go as they come, if anywhere.
+        seed: of the noise of all rows; None decodes greedily.
     """
 
     input_ids: Tensor
@@ -43,6 +45,7 @@ class Call:
     criteria: Sequence[Any]
     config: GenerationConfig
     columns: Columns | None = None
+    seed: int | None = None
 
     @property
     def keeps_scores(self) -> bool:
@@ -66,16 +69,13 @@ class Decoding:
     def _options_of_all(self) -> GenerationOptions:
         """What holds for all rows; processors come with each row."""
         call, vocab_size = self._call, self._engine.target.vocab_size
-        options: dict[str, Any] = {"temperature": 0.0}
-        if call.config.do_sample:
-            # one draw a call: so the global generator decides, and rows have noise of their own
-            options = {"temperature": 1.0, "seed": int(torch.randint(1 << 62, ()))}
         ends = end_tokens_of(call.criteria, vocab_size)
         return GenerationOptions(
             max_new_tokens=room_of(call.criteria, call.input_ids.shape[1], NO_LIMIT),
             eos_token_ids=ends,
             ignore_eos=not ends,
-            **options,
+            temperature=0.0 if call.seed is None else 1.0,
+            seed=call.seed,
         )
 
     def run(self) -> list[list[int]]:
@@ -85,7 +85,7 @@ class Decoding:
             self._lengthen()
         return self._tokens
 
-    def _start_of(self, row: Row) -> Any:
+    def _start_of(self, row: Row) -> Start:
         criteria = RowCriteria(
             self._call.criteria,
             row,
@@ -99,33 +99,39 @@ class Decoding:
     def _options_of(self, row: Row, **changes: Any) -> GenerationOptions:
         kept, processors = self._kept[row.index], self._processors[row.index]
         warping: dict[str, Any] = {}
-        if self._call.config.do_sample and kept is None:
+        if self._call.seed is not None and kept is None:
             processors, warping = split_warpers(processors)
         own = [RowProcessors(processors, row, kept)] if processors or kept is not None else []
-        return self._options.replace(choice=row.index, logits_processors=own, **warping, **changes)
+        given = {"choice": row.index, "logits_processors": own, **warping, **changes}
+        return self._options.replace(**given)
 
     def _lengthen(self) -> None:
         """Without end tokens `generate` decodes every row until the last one stops."""
         longest = max(map(len, self._tokens))
+        most = self._engine.target.context_length or NO_LIMIT
         starts = {
-            row.index: self._further(row, longest - len(self._tokens[row.index]))
-            for row in self._call.rows
-            if len(self._tokens[row.index]) < longest
+            row.index: self._further(row, longest - len(tokens))
+            for row, tokens in zip(self._call.rows, self._tokens, strict=True)
+            if len(tokens) < longest and len(row.prompt_ids) + len(tokens) < most
         }
         self._decode(starts)
 
-    def _further(self, row: Row, num_tokens: int) -> Any:
+    def _further(self, row: Row, num_tokens: int) -> Start:
+        """More of a row, with noise that it has not used."""
         prompt = (*row.prompt_ids, *self._tokens[row.index])
-        options = self._options_of(row, max_new_tokens=num_tokens)
+        options = self._options_of(
+            row, max_new_tokens=num_tokens, choice=row.index + len(self._call.rows)
+        )
         return lambda: self._engine.stream(prompt, options)
 
-    def _decode(self, starts: dict[int, Any]) -> None:
+    def _decode(self, starts: dict[int, Start]) -> None:
         indices, columns = list(starts), self._call.columns
         streams = run_streams(self._engine.target, list(starts.values()), self._max_batch)
         for place, progress in streams:
             index = indices[place]
             if progress.error is not None:
-                progress.error.add_note(f"row {index} of {len(self._call.rows)} of a batch")
+                if len(self._call.rows) > 1:
+                    progress.error.add_note(f"row {index} of {len(self._call.rows)} of a batch")
                 raise progress.error
             tokens = () if progress.step is None else progress.step.token_ids
             self._tokens[index] += tokens
@@ -177,3 +183,8 @@ def pad_of(config: GenerationConfig) -> int:
     """The token that rows which have ended are filled with; 0 where none is ever needed."""
     pad = config._pad_token_tensor
     return 0 if pad is None else int(pad)
+
+
+def draw_seed(config: GenerationConfig) -> int | None:
+    """One draw from torch's global generator, which so decides all that a call samples; None when greedy."""
+    return int(torch.randint(1 << 62, ())) if config.do_sample else None

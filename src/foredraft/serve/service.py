@@ -8,13 +8,16 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 from llguidance import LLMatcher, LLTokenizer
 
 from foredraft import __version__
+from foredraft.backends.hf import HFTarget
 from foredraft.engine.batch import Batch
 from foredraft.engine.engine import Engine
+from foredraft.engine.prefixes import forget_prefixes, keep_prefixes, prefix_caches
 from foredraft.errors import ConfigError, suggestion
 from foredraft.serve.answers import Answers
 from foredraft.serve.asks import Ask
@@ -26,6 +29,13 @@ from foredraft.serve.schemas import Shared
 from foredraft.serve.settings import ServeSettings
 from foredraft.serve.worker import Worker
 
+PREFIX_COUNTS = {
+    "lookups": "Texts that were begun",
+    "hits": "Texts of which the start was known",
+    "restored_tokens": "Tokens that were not computed again",
+    "num_bytes": "Bytes of kept rows",
+    "evicted_blocks": "Blocks of tokens dropped for want of room",
+}
 Body = TypeVar("Body", bound=Shared)
 
 
@@ -45,6 +55,9 @@ class Service:
         self.created = int(time.time())
         self.metrics = Metrics()
         first = next(iter(self.engines.values()))
+        forget_prefixes(list(self.engines.values()))
+        if settings.prefix_cache_mb and isinstance(first.target, HFTarget):
+            keep_prefixes(list(self.engines.values()), settings.prefix_cache_mb)
         self.worker = Worker(
             Batch(first.target) if rounds is None else rounds,
             max_batch=settings.max_batch,
@@ -67,7 +80,14 @@ class Service:
         watch("queued_answers", "Answers that wait for their turn", lambda: worker.num_waiting)
         watch("running_answers", "Answers that are decoded now", lambda: worker.num_running)
         watch("cached_tokens", "Tokens of running answers", lambda: worker.num_cached_tokens)
+        for name, text in PREFIX_COUNTS.items():
+            watch(f"prefix_cache_{name}", text, partial(self._prefixes, name))
         watch("batch_size", "Answers decoded at once at most", lambda: self.settings.max_batch)
+
+    def _prefixes(self, name: str) -> float:
+        """A count of the prefix caches of all models; 0 where there are none."""
+        caches = {id(c): c for e in self.engines.values() for c in prefix_caches(e)}
+        return float(sum(getattr(cache.counts(), name) for cache in caches.values()))
 
     def start(self) -> None:
         """Begin to work."""
@@ -76,6 +96,7 @@ class Service:
     def stop(self) -> None:
         """End after the round in progress; what is left fails."""
         self.worker.stop()
+        forget_prefixes(list(self.engines.values()))
         self._preparing.shutdown(cancel_futures=True)
 
     @property

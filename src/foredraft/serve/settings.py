@@ -32,6 +32,9 @@ class ServeSettings:
     max_tokens: int = 4096
     """Tokens that one answer may ask for, and has at most where nothing is asked for."""
     max_body_bytes: int = 2_000_000
+    prefix_cache_mb: float = 256.0
+    """Megabytes in which rows of earlier texts are kept, so that what a prompt shares with them at its start
+    is not read again; 0 keeps nothing."""
     time_limit_s: float | None = None
     """Seconds from a request to its last token; None sets no limit."""
     grace_s: float = 30.0
@@ -47,6 +50,10 @@ class ServeSettings:
         if self.time_limit_s is not None and not 0 < self.time_limit_s < math.inf:
             raise ConfigError(
                 f"time_limit_s={self.time_limit_s!r} is not allowed; give more than 0"
+            )
+        if not 0 <= self.prefix_cache_mb < math.inf:
+            raise ConfigError(
+                f"prefix_cache_mb={self.prefix_cache_mb!r} is not allowed; give 0 or more megabytes"
             )
         if not 0 <= self.grace_s < math.inf:
             raise ConfigError(f"grace_s={self.grace_s!r} is not allowed; give 0 or more")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-CHUNK = 2**22
+CHUNK = 2**20
 """Weights that are quantised at a time: what the search needs beside them is a few times that."""
 
 
