@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import RenderableType
@@ -187,6 +188,28 @@ def test_ctrl_c_ends_a_chat_that_nobody_types(switch: MethodSwitch) -> None:
     chat, _, code = talk(switch, "the cat", "sat", presses_at=5, is_typed=False, max_new_tokens=500)
     assert code == INTERRUPTED
     assert [turn.finish_reason for turn in chat.conversation.turns] == ["interrupted"]
+
+
+def test_a_second_ctrl_c_ends_the_pass_itself(
+    switch: MethodSwitch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The round in progress is lost, what was said before it is kept, and the chat goes on."""
+    target = switch.engine.target.model  # type: ignore[attr-defined]
+    forward, passes = target.forward, []
+
+    def pressed(*args: Any, **options: Any) -> Any:
+        passes.append(1)
+        if len(passes) == 8:
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGINT)
+        return forward(*args, **options)
+
+    monkeypatch.setattr(target, "forward", pressed)
+    chat, _, _ = talk(switch, "the cat", "sat", max_new_tokens=60)
+    first, second = chat.conversation.turns
+    assert first.finish_reason == "interrupted"
+    assert len(first.stats.rounds) <= 7
+    assert second.finish_reason == "length"
 
 
 # --- commands -----------------------------------------------------------------------------------------
@@ -378,6 +401,16 @@ def test_what_cannot_chat_is_refused(folder: Path, tmp_path: Path) -> None:
     assert "no chat template" in said
 
 
+def test_help_loads_no_model_code() -> None:
+    code = (
+        "import sys; from foredraft.cli.main import app; from typer.testing import CliRunner\n"
+        "done = CliRunner().invoke(app, ['chat', '--help']); assert done.exit_code == 0, done\n"
+        "print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"torch", "transformers", "readline"} & set(done.stdout.split())
+
+
 PROGRAM = (
     "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
     "from foredraft.cli.main import main; main()"
@@ -413,6 +446,11 @@ class Terminal:
                 self.seen += self._read()
         self._heard = self.seen.index(text, self._heard) + len(text)
 
+    def wait_for_more(self) -> None:
+        """Read until anything stands there."""
+        if len(self.seen) == self._heard:
+            self.seen += self._read()
+
     def _read(self) -> str:
         try:
             return os.read(self._fd, 4096).decode(errors="replace")
@@ -434,14 +472,16 @@ def test_a_terminal(folder: Path) -> None:
         terminal.wait_for("> ")
         terminal.type("the cat\n")
         terminal.wait_for("the cat\r\n")
-        time.sleep(0.3)
+        terminal.wait_for_more()  # the answer has begun
         terminal.type("\x03")
         terminal.wait_for("stopped by Ctrl-C")
+        terminal.wait_for("\n> ")
         terminal.type("/stats\n")
         terminal.wait_for("of them cached")
         terminal.wait_for("\n> ")
         terminal.type("half a line\x03")
         terminal.wait_for(HOW_TO_LEAVE)
+        terminal.wait_for("> ")  # only now are keys the program's, and not the terminal's own
         terminal.type("\x04")
         assert terminal.close() == 0
     finally:
