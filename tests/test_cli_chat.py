@@ -373,12 +373,13 @@ def test_each_line_of_a_pipe_is_a_turn(folder: Path) -> None:
 
 
 def test_a_pipe_goes_on_after_what_cannot_be_answered(folder: Path) -> None:
-    text = f"{'mat ' * 3000}\n/nope\nthe cat\n"
+    text = f"{'mat ' * 3000}\n/nope\n/method eagle2\nthe cat\n"
     out, notes = piped(folder, "--json", text=text, code=FAILURE)
     first, second = map(json.loads, out.splitlines())
     assert "holds 2048" in first["error"]
     assert second["question"] == "the cat"
     assert "unknown command '/nope'" in notes
+    assert "needs an EAGLE head; pass --drafter FOLDER" in notes
 
 
 def test_the_options_reach_the_answer(folder: Path) -> None:

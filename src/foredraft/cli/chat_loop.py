@@ -9,7 +9,7 @@ from foredraft.cli.chat_commands import COMMAND, run_command
 from foredraft.cli.chat_show import WAYS_ON, summary
 from foredraft.cli.chat_state import INTERRUPTED, Conversation, Turn
 from foredraft.cli.chat_terminal import Lines, Screen, read_turn
-from foredraft.cli.failures import FAILURE
+from foredraft.cli.failures import FAILURE, command_options, in_options
 from foredraft.cli.interrupts import INTERRUPTED as INTERRUPTED_CODE
 from foredraft.cli.interrupts import patient_interrupts
 from foredraft.errors import ForedraftError, PromptError
@@ -94,7 +94,7 @@ class Chat:
             self.ended, self._code = True, INTERRUPTED_CODE
 
     def _fail(self, sentence: str, question: str | None = None) -> None:
-        self.screen.complain(sentence, question)
+        self.screen.complain(in_options(sentence, command_options()), question)
         self._code = 0 if self.is_typed else FAILURE
 
     def ask(self, question: str, choice: int = 0) -> bool:

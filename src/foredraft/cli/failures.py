@@ -22,7 +22,7 @@ def clear_failures() -> Iterator[None]:
     try:
         yield
     except ForedraftError as error:
-        _say(in_options(str(error), _options()))
+        _say(in_options(str(error), command_options()))
         raise typer.Exit(USAGE if isinstance(error, ConfigError) else FAILURE) from None
     except (MemoryError, RuntimeError) as error:
         if not _lacks_memory(error):
@@ -46,7 +46,7 @@ IN_PYTHON = ", or None"
 """What an option that was not given is in Python."""
 
 
-def _options() -> Mapping[str, str]:
+def command_options() -> Mapping[str, str]:
     """The options of the command that runs, by the names of the arguments in Python."""
     clicks = typer.Context.__mro__[1].__module__.rpartition(".")[0]  # new versions bring their own
     context = import_module(f"{clicks}.globals").get_current_context(silent=True)
