@@ -24,7 +24,7 @@ DEMO_PROMPT := Extract every name and year from this text as a list. The lightho
   evening. In 1962 the lamp was replaced by an electric light, and the Dell family moved to the village.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo test check bench clean
+.PHONY: help setup model demo test check bench docs clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 10
@@ -61,6 +61,9 @@ check: setup ## Format, lint, strict types, import direction
 
 bench: model ## Run the benchmark; ARGS='--methods ngram,hf --out DIR' asks for another one
 	$(BIN)/foredraft bench run $(ARGS)
+
+docs: setup ## Build the documentation as a site in build/site; warnings are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean: ## Remove .venv and what the tools left here; the model cache stays
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

@@ -330,21 +330,17 @@ def collect(
     cached_prompt_tokens: int = 0,
 ) -> Result:
     """The answer that these steps spell, with its statistics."""
-    token_ids = tuple(t for step in steps for t in step.token_ids)
-    loops = loop_mask(token_ids)
-    starts = list(accumulate((len(step.token_ids) for step in steps), initial=0))[:-1]
     last = steps[-1]
     assert last.finish_reason is not None
     return Result(
         text="".join(step.text for step in steps),
-        token_ids=token_ids,
+        token_ids=tuple(t for step in steps for t in step.token_ids),
         finish_reason=last.finish_reason,
         stopped_by=last.stopped_by,
-        stats=Statistics(
-            rounds=tuple(rounds),
+        stats=count(
+            steps,
+            rounds,
             prompt_tokens=len(prompt_ids),
-            in_loop=tuple(loops[start] for start in starts),
-            loop_tokens=sum(loops),
             prefill_s=prefill_s,
             ttft_s=ttft_s,
             cached_prompt_tokens=cached_prompt_tokens,
@@ -354,6 +350,29 @@ def collect(
         accepted=tuple(i < s.num_accepted for s in steps for i in range(len(s.token_ids))),
         logprobs=tuple(logprob for step in steps for logprob in step.logprobs),
         prompt_logprobs=tuple(prompt_logprobs),
+    )
+
+
+def count(
+    steps: Sequence[Step],
+    rounds: Sequence[RoundRecord],
+    *,
+    prompt_tokens: int,
+    prefill_s: float,
+    ttft_s: float,
+    cached_prompt_tokens: int = 0,
+) -> Statistics:
+    """The statistics of an answer as far as these steps, one a round, spell it."""
+    loops = loop_mask(tuple(t for step in steps for t in step.token_ids))
+    starts = list(accumulate((len(step.token_ids) for step in steps), initial=0))[:-1]
+    return Statistics(
+        rounds=tuple(rounds),
+        prompt_tokens=prompt_tokens,
+        in_loop=tuple(loops[start] for start in starts),
+        loop_tokens=sum(loops),
+        prefill_s=prefill_s,
+        ttft_s=ttft_s,
+        cached_prompt_tokens=cached_prompt_tokens,
     )
 
 

@@ -20,7 +20,8 @@ from foredraft.drafters.hybrid import HybridDrafter
 from foredraft.drafters.student import build_student
 from foredraft.drafters.student_files import save_student
 from foredraft.engine import drafters
-from foredraft.engine.load import best_method, load_models
+from foredraft.engine.choosing import best_method
+from foredraft.engine.load import load_models
 from foredraft.errors import ConfigError, ModelError
 from foredraft.methods import parse_method
 from foredraft.policies.adaptive import AdaptivePolicy

@@ -69,7 +69,7 @@ def calibrate(
         options = GenerationOptions(temperature=temperature)
         if out is not None:
             check_writable(out)
-        from foredraft.engine.load import best_method
+        from foredraft.engine.choosing import best_method
 
         name = best_method(model, drafter)
         engine = common.load_engine(

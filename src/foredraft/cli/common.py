@@ -185,7 +185,7 @@ def method_label(
     verifier: str | None = None,
 ) -> str:
     """The method as the user named it, or else the name of the one that is taken; and the user's tree."""
-    from foredraft.engine.load import best_method
+    from foredraft.engine.choosing import best_method
 
     name = method or best_method(model, drafter, tree=tree, verifier=verifier).partition(":")[0]
     return name if tree is None else f"{name}, tree {tree}"

@@ -6,6 +6,9 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import TypeVar
+
+Noticing = TypeVar("Noticing", bound="Interrupts")
 
 INTERRUPTED = 130
 """The exit code of a program that Ctrl-C ended."""
@@ -28,10 +31,32 @@ class Interrupts:
             raise KeyboardInterrupt
 
 
+class PatientInterrupts(Interrupts):
+    """Whether Ctrl-C came; the first one interrupts nothing, so that work may end where it is whole."""
+
+    def notice(self, number: int, frame: FrameType | None) -> None:
+        """The signal handler; from the second Ctrl-C on it raises."""
+        if self.came:
+            raise KeyboardInterrupt
+        self.came = True
+
+
 @contextmanager
 def noticed_interrupts() -> Iterator[Interrupts]:
     """Notice Ctrl-C inside; call `heed` between steps of the work."""
-    interrupts = Interrupts()
+    with _handled(Interrupts()) as interrupts:
+        yield interrupts
+
+
+@contextmanager
+def patient_interrupts() -> Iterator[PatientInterrupts]:
+    """Notice Ctrl-C inside; look at `came` between steps of the work. A second one raises at once."""
+    with _handled(PatientInterrupts()) as interrupts:
+        yield interrupts
+
+
+@contextmanager
+def _handled(interrupts: Noticing) -> Iterator[Noticing]:
     before = signal.signal(signal.SIGINT, interrupts.notice)
     try:
         yield interrupts

@@ -11,17 +11,18 @@ import typer
 from foredraft import __version__
 from foredraft.cli import bench, data, train
 from foredraft.cli.calibrate import calibrate
+from foredraft.cli.chat import chat
 from foredraft.cli.generate import generate
 from foredraft.cli.serve import serve
 from foredraft.cli.trace import trace
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     help="Faster answers from open language models, with the same words.",
 )
 app.command()(generate)
+app.command()(chat)
 app.command()(serve)
 app.command()(trace)
 app.command()(calibrate)

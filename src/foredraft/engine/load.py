@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,25 +18,23 @@ from foredraft.config import check_quantization
 from foredraft.drafters.eagle.head import EagleHead
 from foredraft.drafters.vocabulary import check_same_vocabulary
 from foredraft.engine.adaptive_costs import with_prices
+from foredraft.engine.choosing import choose_method, needed_of
 from foredraft.engine.decisions import warn_of_others, with_shipped_decision
 from foredraft.engine.drafters import (
-    NAMED,
     check_model,
-    given_source,
     is_student,
     kind_of,
     nearly,
     own_source,
     read_head,
     read_student,
-    shipped_source,
 )
 from foredraft.engine.engine import Engine
 from foredraft.engine.lengths import check_lengths, with_shipped_length
 from foredraft.engine.prefixes import keep_prefixes
 from foredraft.engine.sources import Sources, place_of
 from foredraft.errors import ConfigError, ModelError
-from foredraft.methods import BEST, BEST_SHAPED, BEST_SHAPED_OF, Kind, Method, parse_method
+from foredraft.methods import Kind, Method
 from foredraft.protocols import Target
 
 
@@ -102,10 +100,10 @@ def load(
         ConfigError: a name, an option or a combination that cannot work.
         ModelError: a model that cannot be found, read or decoded speculatively.
     """
-    recipe, drafter = _choose_method(
+    recipe, drafter = choose_method(
         method, drafter, model, tree=tree, verifier=verifier, proposal=proposal
     )
-    recipe = _with_own_nets(recipe, model)
+    recipe = with_own_nets(recipe, model)
     source = drafter if recipe.drafter is None else own_source(recipe, model)
     given = None if source is None else kind_of(source, recipe.needs)
     chosen = {"tree": tree, "verifier": verifier, "proposal": proposal, "roots": roots}
@@ -113,7 +111,7 @@ def load(
     models = load_models(
         model,
         drafter,
-        needed=_needed(recipe, drafter),
+        needed=needed_of(recipe, drafter),
         methods=(recipe,),
         tokenizer=tokenizer,
         dtype=dtype,
@@ -133,12 +131,6 @@ def load(
     ):  # after the passes that are measured, which nobody asks for again
         keep_prefixes(engine, prefix_cache_mb)
     return engine
-
-
-def _needed(recipe: Method, drafter: Any | None) -> tuple[Kind, ...]:
-    """What to look for among what ships: nothing where the method drafts with whatever is given."""
-    kind = recipe.needs_given
-    return () if kind is None or (recipe.optional and drafter is not None) else (kind,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +159,7 @@ class Models:
         called before that.
         """
         drafter = self._drafter_of(method)
-        method = _with_own_nets(method, self.model, drafter)
+        method = with_own_nets(method, self.model, drafter)
         parts = method.build(drafter, **chosen)
         warn_of_others(parts.policy, self.target, drafter)
         check_lengths(parts.policy, self.target, drafter)
@@ -213,31 +205,47 @@ def load_models(
     check_model(model)
     _check_quantize(quantize, model)
     sources = Sources.find(model, drafter, needed, methods)
-    heads, drafts = sources.of_kind("head"), sources.of_kind("draft model")
-    _refuse_unused(options, revision, model, drafts.values(), force_vocabulary)
+    drafts = sources.of_kind("draft model").values()
+    _refuse_unused(options, revision, model, drafts, force_vocabulary)
     report(f"loading {_name(model)}")
     options["quantize"] = quantize
     target, tokenizer = _load_model(model, tokenizer, report, revision=revision, **options)
-    loaded_heads, loaded_drafts = {}, {}
-    for place, source in heads.items():
-        report(f"loading head {_name(source)}")
-        loaded_heads[place] = read_head(source, target, quantize)
-    for place, source in drafts.items():
-        report(f"loading draft model {_name(source)}")
-        loaded_drafts[place] = _load_draft(
-            source, target, tokenizer, force_vocabulary, report=report, **options
-        )
-    return Models(
-        target,
-        tokenizer,
-        loaded_drafts.get(place_of(sources.given.get("draft model"))),
-        loaded_heads.get(place_of(sources.given.get("head"))),
-        {name: (loaded_heads | loaded_drafts)[place_of(at)] for name, at in sources.own.items()},
-        model,
+    options["force_vocabulary"] = force_vocabulary
+    return with_drafters(Models(target, tokenizer, model=model), sources, {}, report, **options)
+
+
+def with_drafters(
+    models: Models,
+    sources: Sources,
+    known: dict[Hashable, Target | EagleHead],
+    report: Callable[[str], None],
+    **options: Any,
+) -> Models:
+    """A target with what its methods draft with.
+
+    Args:
+        known: drafters that were read before, by their places (`place_of`); others are added.
+        report, **options: as in `load`, but those of the target.
+    """
+    target, tokenizer = models.target, models.tokenizer
+    for place, source in sources.of_kind("head").items():
+        if place not in known:
+            report(f"loading head {_name(source)}")
+            known[place] = read_head(source, target, options.get("quantize"))
+    for place, source in sources.of_kind("draft model").items():
+        if place not in known:
+            report(f"loading draft model {_name(source)}")
+            known[place] = _load_draft(source, target, tokenizer, report=report, **options)
+    read: dict[Hashable, Any] = known
+    return replace(
+        models,
+        draft_model=read.get(place_of(sources.given.get("draft model"))),
+        head=read.get(place_of(sources.given.get("head"))),
+        own={name: known[place_of(at)] for name, at in sources.own.items()},
     )
 
 
-def _with_own_nets(method: Method, model: Any, drafter: Target | EagleHead | None = None) -> Method:
+def with_own_nets(method: Method, model: Any, drafter: Target | EagleHead | None = None) -> Method:
     """A method whose decision model or length predictor, if it takes one that ships, is that of the model
     being loaded."""
     options = with_shipped_decision(method.options, model)
@@ -245,7 +253,11 @@ def _with_own_nets(method: Method, model: Any, drafter: Target | EagleHead | Non
 
 
 def _load_draft(
-    source: Any, target: Target, tokenizer: Any | None, force_vocabulary: bool, **options: Any
+    source: Any,
+    target: Target,
+    tokenizer: Any | None,
+    force_vocabulary: bool = False,
+    **options: Any,
 ) -> Target:
     """A draft model that was cut from the target, or one of its own with the same tokens."""
     if is_student(source):
@@ -254,59 +266,6 @@ def _load_draft(
     if tokenizer is not None and draft_tokenizer is not None and not force_vocabulary:
         check_same_vocabulary(tokenizer, draft_tokenizer)
     return draft
-
-
-def _choose_method(
-    method: str | None, drafter: Any | None, model: Any, **shape: str | None
-) -> tuple[Method, Any | None]:
-    """The recipe, and the source of what it is given to draft with if there is one."""
-    drafter = given_source(drafter, model)
-    recipe = parse_method(method or best_method(model, drafter, **shape))
-    if recipe.drafter is not None:
-        if drafter is not None:
-            raise ConfigError(
-                f"method {method!r} names a drafter of its own, and another is given; leave one out"
-            )
-        return recipe, None
-    if isinstance(drafter, str) and drafter in NAMED:
-        if NAMED[drafter] != recipe.name:
-            raise ConfigError(
-                f"drafter={drafter!r} does not go with method {recipe.name!r}; leave one out"
-            )
-        return recipe, None
-    if drafter is None and recipe.needs is not None:
-        drafter = shipped_source(model, recipe.needs)
-    return recipe, drafter
-
-
-def best_method(
-    model: Any,
-    drafter: Any | None = None,
-    *,
-    tree: str | None = None,
-    verifier: str | None = None,
-    proposal: str | None = None,
-) -> str:
-    """The method that `load` takes when none is named: drafts whose shape follows the text.
-
-    Arguments as in `load`; who gives a tree, a verifier or a proposal gets a method that takes them.
-    """
-    if isinstance(drafter, str) and drafter in NAMED:
-        return NAMED[drafter]
-    drafter = given_source(drafter, model)
-    if (tree, verifier, proposal) == (None, None, None):
-        return BEST
-    head = shipped_source(model, "head")
-    kind = None if drafter is None else kind_of(drafter)
-    best = BEST_SHAPED if kind is None else BEST_SHAPED_OF[kind]
-    if head is not None and drafter in (None, head):
-        best = zoo.BEST_METHODS.get(model, BEST_SHAPED_OF["head"])
-        kind = parse_method(best).needs
-    if kind == "head" and tree is not None:
-        return "eagle"  # the one whose tree the user gives
-    if kind == "head" and verifier == "block":
-        return "eagle-chain-4"  # which verifies chains alone
-    return best
 
 
 def _load_model(

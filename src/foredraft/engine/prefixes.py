@@ -39,6 +39,11 @@ def keep_prefixes(engines: Engine | Sequence[Engine], prefix_cache_mb: float) ->
         model.prefix_cache = PrefixCache(max_bytes * row_bytes // total, row_bytes)
 
 
+def keeps_prefixes(engine: Engine) -> bool:
+    """Whether each of an engine's models has a prefix cache."""
+    return all(model.prefix_cache is not None for model in _models(engine).values())
+
+
 def forget_prefixes(engines: Sequence[Engine]) -> None:
     """Keep nothing from now on, and give the memory of what was kept back."""
     for engine in engines:

@@ -11,7 +11,15 @@ from foredraft.engine.decoder import decode
 from foredraft.engine.session import Session
 from foredraft.errors import ConfigError
 from foredraft.protocols import Company, Target, Verifier
-from foredraft.results import Result, RoundRecord, Step, TokenLogprob, collect
+from foredraft.results import (
+    Result,
+    RoundRecord,
+    Statistics,
+    Step,
+    TokenLogprob,
+    collect,
+    count,
+)
 
 
 class Stream:
@@ -86,6 +94,18 @@ class Stream:
     def prefill_s(self) -> float:
         """Seconds that the prompt took; 0 before the first step."""
         return self._session.prefill_s
+
+    @property
+    def stats(self) -> Statistics:
+        """The statistics of the steps so far, of an answer that is closed early too."""
+        return count(
+            self._steps,
+            self._session.rounds[: len(self._steps)],
+            prompt_tokens=len(self._prompt_ids),
+            prefill_s=self._session.prefill_s,
+            ttft_s=self._ttft_s,
+            cached_prompt_tokens=self._session.cached_prompt_tokens,
+        )
 
     def result(self) -> Result:
         """The answer, once every step was taken."""
