@@ -93,6 +93,30 @@ def test_modes_come_back_after_an_error() -> None:
     assert [module.training for module in model.modules()] == [True, True, False]
 
 
+@pytest.mark.parametrize("first_out", [0, 1])
+def test_no_call_ends_the_eval_mode_of_another(first_out: int) -> None:
+    """Whichever thread leaves first: dropout comes back when the last has left."""
+    model = torch.nn.Sequential(torch.nn.Dropout(), torch.nn.Dropout().eval())
+    calls = [in_eval_mode(model), in_eval_mode(model)]
+    for call in calls:
+        call.__enter__()
+    calls.pop(first_out).__exit__(None, None, None)
+    assert not any(module.training for module in model.modules())
+    calls.pop().__exit__(None, None, None)
+    assert [module.training for module in model.modules()] == [True, True, False]
+
+
+def test_modes_are_counted_as_long_as_somebody_decodes() -> None:
+    """A call behind another sees the modes that were set in between."""
+    model = torch.nn.Sequential(torch.nn.Dropout())
+    with in_eval_mode(model):
+        pass
+    model.eval()
+    with in_eval_mode(model):
+        pass
+    assert not model.training
+
+
 def test_a_model_whose_dtype_has_changed() -> None:
     model, made = tiny_llama(), CustomGenerate("ngram")
     model.generate(**batch(), **DEFAULTS, custom_generate=made)

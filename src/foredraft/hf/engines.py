@@ -118,14 +118,34 @@ class Engines:
             return loaded.engines[method]
 
 
+_modes = threading.Lock()
+_decoded: weakref.WeakKeyDictionary[Any, _Training] = weakref.WeakKeyDictionary()
+
+
+@dataclass(slots=True)
+class _Training:
+    """A model's modules that are to return to training mode, and how many calls still decode with it."""
+
+    modules: list[Any]
+    calls: int = 0
+
+
 @contextmanager
 def in_eval_mode(model: Any) -> Iterator[None]:
-    """Modules that are in training mode leave it for a while."""
-    training = [module for module in model.modules() if module.training]
-    for module in training:
-        module.training = False
+    """Modules that are in training mode leave it, until the last call that is inside has ended."""
+    with _modes:
+        modes = _decoded.setdefault(model, _Training([]))
+        training = [module for module in model.modules() if module.training]
+        modes.modules += training
+        modes.calls += 1
+        for module in training:
+            module.training = False
     try:
         yield
     finally:
-        for module in training:
-            module.training = True
+        with _modes:
+            modes.calls -= 1
+            if not modes.calls:
+                del _decoded[model]
+                for module in modes.modules:
+                    module.training = True
