@@ -190,8 +190,9 @@ def test_an_error_of_one_row_is_its_own() -> None:
 
 def test_a_batch_says_which_prompt_was_wrong() -> None:
     made = engine("ngram")
-    with pytest.raises(PromptError, match="999"):
+    with pytest.raises(PromptError, match="999") as caught_early:
         made.generate_batch([[5], [999]])
+    assert caught_early.value.__notes__ == ["prompt 1 of 2 of a batch"]
     fail = GenerationOptions(logits_processors=[lambda ids, scores: scores * torch.nan])
     with pytest.raises(NumericsError) as caught:
         made.generate_batch([[5], [6]], [GenerationOptions(max_new_tokens=3), fail])
