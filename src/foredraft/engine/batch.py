@@ -98,7 +98,8 @@ class Batch:
             tasks = [lambda member=member: next(member.stream, None) for member in members]
             outcomes = Meeting(self._last).run(tasks)
         made = [self._progress(*pair) for pair in zip(members, outcomes, strict=True)]
-        self._members = [m for m, p in zip(members, made, strict=True) if not p.finished]
+        ended = {id(m) for m, p in zip(members, made, strict=True) if p.finished}
+        self._members = [m for m in self._members if id(m) not in ended]  # others may have come
         return made
 
     def close(self) -> None:
