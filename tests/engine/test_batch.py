@@ -130,6 +130,30 @@ def test_rows_join_and_leave_between_rounds(
         assert tuple(tokens) == (wanted[place] if stayed else wanted[place][: len(tokens)])
 
 
+def test_who_comes_or_goes_in_the_middle_of_a_round_is_not_forgotten() -> None:
+    """From a callback of a member, say: who comes is answered, and who goes stays away."""
+    made, batch, events = engine("ngram"), Batch(TARGET), []
+    leaves = made.stream([7], max_new_tokens=50, ignore_eos=True)
+    comes = made.stream([9], max_new_tokens=6)
+
+    def calls(token_id: int) -> bool:
+        if not events:
+            events.append(token_id)
+            batch.leave(leaves)
+            batch.join(comes)
+        return False
+
+    calling = made.stream([5], max_new_tokens=12, ignore_eos=True, criterion=calls)
+    for stream in (leaves, calling):
+        batch.join(stream)
+    batch.round()
+    assert len(batch) == 2
+    while len(batch):
+        assert all(p.stream is not leaves and p.error is None for p in batch.round())
+    assert comes.result().token_ids == made.generate([9], max_new_tokens=6).token_ids
+    assert len(calling.result().token_ids) == 12
+
+
 class Watched:
     """Counts the rows of the target's passes, in place of `ForwardPass`."""
 
@@ -190,8 +214,9 @@ def test_an_error_of_one_row_is_its_own() -> None:
 
 def test_a_batch_says_which_prompt_was_wrong() -> None:
     made = engine("ngram")
-    with pytest.raises(PromptError, match="999"):
+    with pytest.raises(PromptError, match="999") as caught_early:
         made.generate_batch([[5], [999]])
+    assert caught_early.value.__notes__ == ["prompt 1 of 2 of a batch"]
     fail = GenerationOptions(logits_processors=[lambda ids, scores: scores * torch.nan])
     with pytest.raises(NumericsError) as caught:
         made.generate_batch([[5], [6]], [GenerationOptions(max_new_tokens=3), fail])
