@@ -15,6 +15,7 @@ from tests.serve.live import CONTEXT, MODEL, Live, live
 MESSAGES: Any = [{"role": "user", "content": "the cat"}]
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 DEEP = "[" * 100_000
+BEYOND_INT64 = 2**70
 MANY = {str(token): 0 for token in range(1025)}
 
 
@@ -42,27 +43,27 @@ def refused(server: Live, status: int = 400, path: str = CHAT, **fields: Any) ->
 
 
 WRONG: dict[str, list[Any]] = {
-    "max_tokens": [0, -1, 1.5, "5", True, 101],
-    "max_completion_tokens": [0, 101],
-    "n": [0, 4, "2", True],
+    "max_tokens": [0, -1, 1.5, "5", True, 101, BEYOND_INT64],
+    "max_completion_tokens": [0, 101, BEYOND_INT64],
+    "n": [0, 4, "2", True, BEYOND_INT64],
     "temperature": [-0.1, 2.1, "1", True, 1e-7],
     "top_p": [0, 1.1, "1"],
-    "top_k": [-1, 1.5],
+    "top_k": [-1, 1.5, BEYOND_INT64],
     "min_p": [-0.1, 1.1],
     "presence_penalty": [-2.1, 2.1],
     "frequency_penalty": [-2.1, 2.1],
     "repetition_penalty": [0, -1, 1e-9],
-    "logit_bias": [{"a": 1}, {"-1": 1}, {"999": 1}, {"5": 101}, {"5": "1"}, [5], MANY],
-    "seed": [1.5, "1", 2**70],
+    "logit_bias": [{"a": 1}, {"-1": 1}, {"999": 1}, {"05": 1}, {"5": 101}, {"5": "1"}, [5], MANY],
+    "seed": [1.5, "1", BEYOND_INT64],
     "stop": ["", ["a", ""], ["a"] * 5, 5, [5]],
-    "min_tokens": [-1, 200],
+    "min_tokens": [-1, 200, BEYOND_INT64],
     "ignore_eos": ["yes", 1],
     "stream": ["yes", 1],
     "stream_options": [{"include_usage": True}, {"surprise": 1}],
     "store": [True],
     "logprobs": [3, "yes"],
     "top_logprobs": [1, 21],
-    "foredraft": [{"method": "ngrm"}, {"surprise": 1}, "ngram"],
+    "foredraft": [{"method": "ngrm"}, {"method": ""}, {"surprise": 1}, "ngram"],
     "response_format": [
         {"type": "xml"},
         {"type": "json_schema"},
@@ -133,6 +134,14 @@ def test_a_prompt_that_is_none_is_refused(server: Live, prompt: Any) -> None:
     assert refused(server, path=TEXT, prompt=prompt)["message"]
     good = {"model": MODEL, "prompt": "the cat", "max_tokens": 2}
     assert server.http.post(TEXT, json=good).status_code == 200
+
+
+def test_more_answers_than_digits_can_say_are_refused(server: Live) -> None:
+    """Python writes no number of more than 4300 digits; a product of two of a request's may have them."""
+    body = f'{{"model": "{MODEL}", "prompt": ["a", "b"], "n": {"9" * 4300}}}'
+    headers = {"content-type": "application/json"}
+    error = error_of(server.http.post(TEXT, content=body, headers=headers), 400)
+    assert (error["param"], len(error["message"]) < 300) == ("n", True)
 
 
 def test_a_context_that_is_too_small_is_told_with_numbers(server: Live) -> None:
