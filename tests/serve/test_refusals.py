@@ -186,6 +186,23 @@ def test_a_body_that_is_no_request_is_refused(server: Live, path: str, content: 
     error_of(server.http.post(path, content=content, headers=headers), 400)
 
 
+def test_a_body_that_is_no_json_is_told_where(server: Live) -> None:
+    headers = {"content-type": "application/json"}
+    error = error_of(server.http.post(TEXT, content=b'{"model"; 1}', headers=headers), 400)
+    assert (error["message"], error["param"]) == (
+        "the body is no JSON from its character 8 on",
+        None,
+    )
+
+
+@pytest.mark.parametrize("kind", [None, "text/plain", "multipart/form-data; boundary=x", "\xff"])
+def test_a_body_of_another_type_is_told_the_right_one(server: Live, kind: str | None) -> None:
+    headers = {} if kind is None else {"content-type": kind.encode("latin-1")}
+    content = f'{{"model": "{MODEL}", "prompt": "the cat"}}'
+    error = error_of(server.http.post(TEXT, content=content, headers=headers), 400)
+    assert "Content-Type: application/json" in error["message"]
+
+
 @pytest.mark.parametrize(
     "fields",
     [
