@@ -16,6 +16,8 @@ import torch
 
 from foredraft.backends.own_pass import own_pass
 from foredraft.config import GenerationOptions
+from foredraft.engine.prompts import encode_prompt
+from foredraft.engine.stopping import room_for
 from foredraft.errors import ConfigError
 from foredraft.meeting import Meeting, Outcome
 from foredraft.protocols import Company, JoiningTarget, Target
@@ -175,14 +177,32 @@ def generate_batch(
             f"max_batch={max_batch!r} is not allowed; give a whole number of 1 or more"
         )
     each = _options_of_each(len(prompts), options, changes)
+    encoded = [_encoded(engine, prompts, each, index) for index in range(len(prompts))]
     results: dict[int, Result] = {}
-    for index, progress in stream_batch(engine, prompts, each, max_batch):
+    for index, progress in stream_batch(engine, encoded, each, max_batch):
         if progress.error is not None:
-            progress.error.add_note(f"prompt {index} of {len(prompts)} of a batch")
+            _note(progress.error, index, len(prompts))
             raise progress.error
         if progress.finished:
             results[index] = progress.stream.result()
     return [results[index] for index in range(len(prompts))]
+
+
+def _encoded(
+    engine: Engine, prompts: Sequence[Prompt], options: Sequence[GenerationOptions], index: int
+) -> list[int]:
+    """Token ids of one prompt, checked before anything is decoded: none is found wrong after hours."""
+    try:
+        ids = encode_prompt(prompts[index], engine.tokenizer, engine.target.vocab_size)
+        room_for(ids, options[index], engine.target)
+    except Exception as error:
+        _note(error, index, len(prompts))
+        raise
+    return ids
+
+
+def _note(error: Exception, index: int, count: int) -> None:
+    error.add_note(f"prompt {index} of {count} of a batch")
 
 
 def _options_of_each(
@@ -192,6 +212,12 @@ def _options_of_each(
 ) -> list[GenerationOptions]:
     if options is None or isinstance(options, GenerationOptions):
         options = [options or GenerationOptions()] * count
+    if not isinstance(options, list | tuple) or not all(
+        isinstance(one, GenerationOptions) for one in options
+    ):
+        raise ConfigError(
+            f"options={options!r} is not allowed; give GenerationOptions, or a list of them"
+        )
     if len(options) != count:
         raise ConfigError(
             f"there are {count} prompts and {len(options)} options; give one for each, or one for all"
