@@ -214,13 +214,28 @@ def test_an_error_of_one_row_is_its_own() -> None:
 
 def test_a_batch_says_which_prompt_was_wrong() -> None:
     made = engine("ngram")
-    with pytest.raises(PromptError, match="999") as caught_early:
+    with pytest.raises(PromptError, match="999") as caught:
         made.generate_batch([[5], [999]])
-    assert caught_early.value.__notes__ == ["prompt 1 of 2 of a batch"]
-    fail = GenerationOptions(logits_processors=[lambda ids, scores: scores * torch.nan])
-    with pytest.raises(NumericsError) as caught:
-        made.generate_batch([[5], [6]], [GenerationOptions(max_new_tokens=3), fail])
     assert caught.value.__notes__ == ["prompt 1 of 2 of a batch"]
+    fail = GenerationOptions(logits_processors=[lambda ids, scores: scores * torch.nan])
+    with pytest.raises(NumericsError) as failed:
+        made.generate_batch([[5], [6]], [GenerationOptions(max_new_tokens=3), fail])
+    assert failed.value.__notes__ == ["prompt 1 of 2 of a batch"]
+
+
+@pytest.mark.parametrize("prompt", [[999], [], "text", [5] * 2048, None])
+def test_a_prompt_that_is_wrong_is_found_before_anything_is_decoded(prompt: Any) -> None:
+    passes = 0
+
+    def counts(ids: Tensor, scores: Tensor) -> Tensor:
+        nonlocal passes
+        passes += 1
+        return scores
+
+    options = GenerationOptions(max_new_tokens=2, logits_processors=[counts])
+    with pytest.raises((PromptError, ConfigError)) as caught:
+        engine("ngram").generate_batch([[5], [6], prompt], options, max_batch=1)
+    assert (passes, caught.value.__notes__) == (0, ["prompt 2 of 3 of a batch"])
 
 
 @pytest.mark.parametrize(
@@ -230,6 +245,11 @@ def test_a_batch_says_which_prompt_was_wrong() -> None:
         (lambda e: e.generate_batch([[5]], max_batch=0), "max_batch=0"),
         (lambda e: e.generate_batch([[5]], max_batch=True), "max_batch=True"),
         (lambda e: e.generate_batch([[5]], [GenerationOptions()] * 2), "1 prompts and 2 options"),
+        (lambda e: e.generate_batch([[5]], [None]), r"options=\[None\]"),
+        (lambda e: e.generate_batch([[5]], {"max_new_tokens": 3}), "options={'max_new_tokens': 3}"),
+        (lambda e: e.generate_batch([[5]], "x"), "options='x'"),
+        (lambda e: e.generate_batch([[5]], 5), "options=5"),
+        (lambda e: e.generate_batch([[5]], iter([GenerationOptions()])), "give GenerationOptions"),
         (lambda e: e.generate_batch([[5]], temprature=1), "temperature"),
         (lambda e: Batch(DRAFT).join(e.stream([5])), "another target"),
     ],

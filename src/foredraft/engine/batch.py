@@ -17,6 +17,8 @@ import torch
 
 from foredraft.backends.own_pass import own_pass
 from foredraft.config import GenerationOptions
+from foredraft.engine.prompts import encode_prompt
+from foredraft.engine.stopping import room_for
 from foredraft.errors import ConfigError
 from foredraft.meeting import Meeting, Outcome
 from foredraft.protocols import Company, JoiningTarget, Target
@@ -138,7 +140,7 @@ def stream_batch(
         lambda prompt=prompt, own=own: engine.stream(prompt, own)
         for prompt, own in zip(prompts, options, strict=True)
     ]
-    notes = [f"prompt {index} of {len(prompts)} of a batch" for index in range(len(prompts))]
+    notes = [_note(index, len(prompts)) for index in range(len(prompts))]
     return run_streams(engine.target, starts, max_batch, notes)
 
 
@@ -205,11 +207,26 @@ def generate_batch(
             f"max_batch={max_batch!r} is not allowed; give a whole number of 1 or more"
         )
     each = _options_of_each(len(prompts), options, changes)
+    encoded = [_encoded(engine, prompts, each, index) for index in range(len(prompts))]
     results: dict[int, Result] = {}
-    for index, progress in stream_batch(engine, prompts, each, max_batch):
+    for index, progress in stream_batch(engine, encoded, each, max_batch):
         if progress.finished:
             results[index] = progress.stream.result()
     return [results[index] for index in range(len(prompts))]
+
+
+def _encoded(
+    engine: Engine, prompts: Sequence[Prompt], options: Sequence[GenerationOptions], index: int
+) -> list[int]:
+    """Token ids of one prompt, checked before anything is decoded: none is found wrong after hours."""
+    with _noting(_note(index, len(prompts))):
+        ids = encode_prompt(prompts[index], engine.tokenizer, engine.target.vocab_size)
+        room_for(ids, options[index], engine.target)
+    return ids
+
+
+def _note(index: int, count: int) -> str:
+    return f"prompt {index} of {count} of a batch"
 
 
 def _options_of_each(
@@ -219,6 +236,12 @@ def _options_of_each(
 ) -> list[GenerationOptions]:
     if options is None or isinstance(options, GenerationOptions):
         options = [options or GenerationOptions()] * count
+    if not isinstance(options, list | tuple) or not all(
+        isinstance(one, GenerationOptions) for one in options
+    ):
+        raise ConfigError(
+            f"options={options!r} is not allowed; give GenerationOptions, or a list of them"
+        )
     if len(options) != count:
         raise ConfigError(
             f"there are {count} prompts and {len(options)} options; give one for each, or one for all"
