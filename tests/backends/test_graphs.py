@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -147,3 +150,37 @@ def test_without_a_gpu_it_says_so() -> None:
         HFTarget(tiny_llama()).capture_passes()
     with pytest.raises(ConfigError, match="give device='cuda'"):
         CudaCapture(torch.device("cpu"))
+
+
+class SharedPool(EagerReplay):
+    """As graphs that share a pool of memory: what one replay gives lies where the next one writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pool = torch.zeros(0)
+        self._capturing = threading.Lock()
+
+    def capture(self, run: Any) -> Any:
+        assert self._capturing.acquire(blocking=False), "two threads capture at a time"
+        time.sleep(0.01)
+        self._capturing.release()
+        return lambda: self._replay(super(SharedPool, self).capture(run))
+
+    def _replay(self, run: Any) -> Any:
+        logits, *others = run()
+        if self._pool.numel() < logits.numel():
+            self._pool = torch.zeros(logits.numel())
+        shared = self._pool[: logits.numel()].view_as(logits).copy_(logits)
+        time.sleep(0.001)
+        return shared, *others
+
+
+def test_requests_in_threads_do_not_disturb_one_another() -> None:
+    target = HFTarget(tiny_llama())
+    target.capture_passes(SharedPool())
+    engine, plain = Engine(target), Engine(HFTarget(tiny_llama()))
+    prompts = [[*PROMPT, place] for place in range(4)]
+    options = GenerationOptions(max_new_tokens=12, ignore_eos=True)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda prompt: engine.generate(prompt, options).token_ids, prompts))
+    assert found == [plain.generate(prompt, options).token_ids for prompt in prompts]

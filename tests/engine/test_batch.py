@@ -130,6 +130,30 @@ def test_rows_join_and_leave_between_rounds(
         assert tuple(tokens) == (wanted[place] if stayed else wanted[place][: len(tokens)])
 
 
+def test_who_comes_or_goes_in_the_middle_of_a_round_is_not_forgotten() -> None:
+    """From a callback of a member, say: who comes is answered, and who goes stays away."""
+    made, batch, events = engine("ngram"), Batch(TARGET), []
+    leaves = made.stream([7], max_new_tokens=50, ignore_eos=True)
+    comes = made.stream([9], max_new_tokens=6)
+
+    def calls(token_id: int) -> bool:
+        if not events:
+            events.append(token_id)
+            batch.leave(leaves)
+            batch.join(comes)
+        return False
+
+    calling = made.stream([5], max_new_tokens=12, ignore_eos=True, criterion=calls)
+    for stream in (leaves, calling):
+        batch.join(stream)
+    batch.round()
+    assert len(batch) == 2
+    while len(batch):
+        assert all(p.stream is not leaves and p.error is None for p in batch.round())
+    assert comes.result().token_ids == made.generate([9], max_new_tokens=6).token_ids
+    assert len(calling.result().token_ids) == 12
+
+
 class Watched:
     """Counts the rows of the target's passes, in place of `ForwardPass`."""
 
@@ -190,12 +214,28 @@ def test_an_error_of_one_row_is_its_own() -> None:
 
 def test_a_batch_says_which_prompt_was_wrong() -> None:
     made = engine("ngram")
-    with pytest.raises(PromptError, match="999"):
+    with pytest.raises(PromptError, match="999") as caught:
         made.generate_batch([[5], [999]])
-    fail = GenerationOptions(logits_processors=[lambda ids, scores: scores * torch.nan])
-    with pytest.raises(NumericsError) as caught:
-        made.generate_batch([[5], [6]], [GenerationOptions(max_new_tokens=3), fail])
     assert caught.value.__notes__ == ["prompt 1 of 2 of a batch"]
+    fail = GenerationOptions(logits_processors=[lambda ids, scores: scores * torch.nan])
+    with pytest.raises(NumericsError) as failed:
+        made.generate_batch([[5], [6]], [GenerationOptions(max_new_tokens=3), fail])
+    assert failed.value.__notes__ == ["prompt 1 of 2 of a batch"]
+
+
+@pytest.mark.parametrize("prompt", [[999], [], "text", [5] * 2048, None])
+def test_a_prompt_that_is_wrong_is_found_before_anything_is_decoded(prompt: Any) -> None:
+    passes = 0
+
+    def counts(ids: Tensor, scores: Tensor) -> Tensor:
+        nonlocal passes
+        passes += 1
+        return scores
+
+    options = GenerationOptions(max_new_tokens=2, logits_processors=[counts])
+    with pytest.raises((PromptError, ConfigError)) as caught:
+        engine("ngram").generate_batch([[5], [6], prompt], options, max_batch=1)
+    assert (passes, caught.value.__notes__) == (0, ["prompt 2 of 3 of a batch"])
 
 
 @pytest.mark.parametrize(
@@ -205,6 +245,11 @@ def test_a_batch_says_which_prompt_was_wrong() -> None:
         (lambda e: e.generate_batch([[5]], max_batch=0), "max_batch=0"),
         (lambda e: e.generate_batch([[5]], max_batch=True), "max_batch=True"),
         (lambda e: e.generate_batch([[5]], [GenerationOptions()] * 2), "1 prompts and 2 options"),
+        (lambda e: e.generate_batch([[5]], [None]), r"options=\[None\]"),
+        (lambda e: e.generate_batch([[5]], {"max_new_tokens": 3}), "options={'max_new_tokens': 3}"),
+        (lambda e: e.generate_batch([[5]], "x"), "options='x'"),
+        (lambda e: e.generate_batch([[5]], 5), "options=5"),
+        (lambda e: e.generate_batch([[5]], iter([GenerationOptions()])), "give GenerationOptions"),
         (lambda e: e.generate_batch([[5]], temprature=1), "temperature"),
         (lambda e: Batch(DRAFT).join(e.stream([5])), "another target"),
     ],

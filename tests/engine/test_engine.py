@@ -435,3 +435,61 @@ def test_closing_from_another_thread_ends_the_stream_after_its_round() -> None:
     reader.join(10)
     assert len(steps) == 1
     assert stream._session._closed
+
+
+def test_a_round_that_ends_after_the_close_frees_the_session() -> None:
+    """Also where nobody asks for another step."""
+    inside, go_on = threading.Event(), threading.Event()
+
+    class Slow(ExactVerifier):
+        def verify(self, tree: DraftTree, laws: Any, random: Any) -> Verdict:
+            inside.set()
+            go_on.wait(10)
+            return super().verify(tree, laws, random)
+
+    parts = Parts()
+    stream = Engine(parts.target, verifier=Slow()).stream(PROMPT, REQUEST)
+    reader = threading.Thread(target=next, args=(stream,))
+    reader.start()
+    inside.wait(10)
+    stream.close()
+    assert parts.target.num_closed == 0
+    go_on.set()
+    reader.join(10)
+    assert parts.target.num_closed == 1
+
+
+def test_a_reader_that_comes_while_another_thread_closes_finds_the_end() -> None:
+    closing, go_on = threading.Event(), threading.Event()
+
+    class SlowToClose(TableState):
+        def close(self) -> None:
+            closing.set()
+            go_on.wait(10)
+
+    class Slow(TableModel):
+        def start(self, capacity: int) -> TableState:
+            return SlowToClose(self)
+
+    stream = Engine(Slow.random(5)).stream([1], max_new_tokens=50)
+    next(stream)
+    closer = threading.Thread(target=stream.close)
+    closer.start()
+    closing.wait(10)
+    threading.Timer(0.05, go_on.set).start()
+    assert list(stream) == []
+    closer.join(10)
+
+
+def test_an_answer_may_close_its_own_stream() -> None:
+    """From a callback, in the middle of a round, which ends first."""
+    parts = Parts()
+    streams: list[Any] = []
+
+    def closes(token_id: int) -> bool:
+        streams[0].close()
+        return False
+
+    streams.append(parts.engine.stream(PROMPT, REQUEST, criterion=closes))
+    assert len(list(streams[0])) == 1
+    assert parts.all_closed

@@ -80,6 +80,27 @@ def test_weights_that_are_trained_on_are_those_that_decode() -> None:
     assert torch.equal(got, model.eval().generate(**batch(), **DEFAULTS))
 
 
+@pytest.mark.parametrize("change", ["in place", "put in its place"])
+def test_rows_of_other_weights_are_forgotten(change: str) -> None:
+    """Between calls a model may be trained on; what earlier weights made of a text is of no use then."""
+    model, made = tiny_llama(), CustomGenerate("ngram", prefix_cache_mb=1)
+    call = {**batch([list(range(5, 60))]), **DEFAULTS}
+    model.generate(**call, custom_generate=made)
+    again = model.generate(**call, custom_generate=made)
+    cache = made._engines.of(model, None).target.prefix_cache
+    assert cache.counts().hits == 1
+    weight = model.model.layers[0].self_attn.v_proj.weight
+    if change == "in place":
+        with torch.no_grad():
+            weight.mul_(-1)
+    else:
+        weight.data = -weight.data
+    got = model.generate(**call, custom_generate=made)
+    assert torch.equal(got, model.generate(**call))
+    assert not torch.equal(got, again)
+    assert cache.counts().hits == 1
+
+
 def test_modes_come_back_after_an_error() -> None:
     model = torch.nn.Sequential(torch.nn.Dropout(), torch.nn.Dropout().eval())
 
@@ -91,6 +112,30 @@ def test_modes_come_back_after_an_error() -> None:
     with pytest.raises(KeyError):
         fail()
     assert [module.training for module in model.modules()] == [True, True, False]
+
+
+@pytest.mark.parametrize("first_out", [0, 1])
+def test_no_call_ends_the_eval_mode_of_another(first_out: int) -> None:
+    """Whichever thread leaves first: dropout comes back when the last has left."""
+    model = torch.nn.Sequential(torch.nn.Dropout(), torch.nn.Dropout().eval())
+    calls = [in_eval_mode(model), in_eval_mode(model)]
+    for call in calls:
+        call.__enter__()
+    calls.pop(first_out).__exit__(None, None, None)
+    assert not any(module.training for module in model.modules())
+    calls.pop().__exit__(None, None, None)
+    assert [module.training for module in model.modules()] == [True, True, False]
+
+
+def test_modes_are_counted_as_long_as_somebody_decodes() -> None:
+    """A call behind another sees the modes that were set in between."""
+    model = torch.nn.Sequential(torch.nn.Dropout())
+    with in_eval_mode(model):
+        pass
+    model.eval()
+    with in_eval_mode(model):
+        pass
+    assert not model.training
 
 
 def test_a_model_whose_dtype_has_changed() -> None:

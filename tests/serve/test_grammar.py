@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -20,7 +21,13 @@ from foredraft.drafters.ngram import NgramDrafter
 from foredraft.engine.decoder import decode
 from foredraft.policies.dynamic import DynamicTreePolicy
 from foredraft.policies.fixed import FixedPolicy
-from foredraft.serve.grammar import GrammarError, GrammarProcessor, compile_schema, token_bytes_of
+from foredraft.serve.grammar import (
+    MAX_SCHEMA_BYTES,
+    GrammarError,
+    GrammarProcessor,
+    compile_schema,
+    token_bytes_of,
+)
 from foredraft.tree import Proposal
 from foredraft.verifiers.block import BlockVerifier
 from foredraft.verifiers.rejection import RejectionVerifier
@@ -157,6 +164,10 @@ def test_verifiers_that_read_rejected_tokens_are_refused() -> None:
         {"$ref": "#/nowhere"},
         {"type": "string", "pattern": "("},
         {"type": "string", "enum": []},
+        {"$ref": "#"},
+        {"const": "a" * MAX_SCHEMA_BYTES},
+        {"const": "\ud83d"},
+        {"maxLength": float("nan")},
         [],
         "x",
         None,
@@ -166,6 +177,22 @@ def test_a_schema_that_cannot_be_followed_is_one_sentence(schema: Any) -> None:
     with pytest.raises(ConfigError, match="response_format") as caught:
         compile_schema(tokens(), schema)
     assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+def test_what_is_wrong_with_a_pattern_is_told() -> None:
+    with pytest.raises(ConfigError, match="unclosed group"):
+        compile_schema(tokens(), {"type": "string", "pattern": "("})
+
+
+def test_schemas_leave_little_to_do_between_rounds() -> None:
+    """The dearest part of a grammar's work is done before its answers are begun."""
+    schema = {"const": "a" * (MAX_SCHEMA_BYTES - 100)}
+    started = time.perf_counter()
+    matcher = compile_schema(tokens(), schema)
+    compiled = time.perf_counter()
+    GrammarProcessor(matcher.deep_copy(), 0).allowed(target().vocab_size)
+    assert time.perf_counter() - compiled < (compiled - started) / 2
 
 
 def test_a_token_that_the_grammar_forbids_is_an_error() -> None:

@@ -15,6 +15,7 @@ from tests.serve.live import CONTEXT, MODEL, Live, live
 MESSAGES: Any = [{"role": "user", "content": "the cat"}]
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 DEEP = "[" * 100_000
+BEYOND_INT64 = 2**70
 MANY = {str(token): 0 for token in range(1025)}
 
 
@@ -42,27 +43,27 @@ def refused(server: Live, status: int = 400, path: str = CHAT, **fields: Any) ->
 
 
 WRONG: dict[str, list[Any]] = {
-    "max_tokens": [0, -1, 1.5, "5", True, 101],
-    "max_completion_tokens": [0, 101],
-    "n": [0, 4, "2", True],
+    "max_tokens": [0, -1, 1.5, "5", True, 101, BEYOND_INT64],
+    "max_completion_tokens": [0, 101, BEYOND_INT64],
+    "n": [0, 4, "2", True, BEYOND_INT64],
     "temperature": [-0.1, 2.1, "1", True, 1e-7],
     "top_p": [0, 1.1, "1"],
-    "top_k": [-1, 1.5],
+    "top_k": [-1, 1.5, BEYOND_INT64],
     "min_p": [-0.1, 1.1],
     "presence_penalty": [-2.1, 2.1],
     "frequency_penalty": [-2.1, 2.1],
     "repetition_penalty": [0, -1, 1e-9],
-    "logit_bias": [{"a": 1}, {"-1": 1}, {"999": 1}, {"5": 101}, {"5": "1"}, [5], MANY],
-    "seed": [1.5, "1", 2**70],
+    "logit_bias": [{"a": 1}, {"-1": 1}, {"999": 1}, {"05": 1}, {"5": 101}, {"5": "1"}, [5], MANY],
+    "seed": [1.5, "1", BEYOND_INT64],
     "stop": ["", ["a", ""], ["a"] * 5, 5, [5]],
-    "min_tokens": [-1, 200],
+    "min_tokens": [-1, 200, BEYOND_INT64],
     "ignore_eos": ["yes", 1],
     "stream": ["yes", 1],
     "stream_options": [{"include_usage": True}, {"surprise": 1}],
     "store": [True],
     "logprobs": [3, "yes"],
     "top_logprobs": [1, 21],
-    "foredraft": [{"method": "ngrm"}, {"surprise": 1}, "ngram"],
+    "foredraft": [{"method": "ngrm"}, {"method": ""}, {"surprise": 1}, "ngram"],
     "response_format": [
         {"type": "xml"},
         {"type": "json_schema"},
@@ -135,6 +136,14 @@ def test_a_prompt_that_is_none_is_refused(server: Live, prompt: Any) -> None:
     assert server.http.post(TEXT, json=good).status_code == 200
 
 
+def test_more_answers_than_digits_can_say_are_refused(server: Live) -> None:
+    """Python writes no number of more than 4300 digits; a product of two of a request's may have them."""
+    body = f'{{"model": "{MODEL}", "prompt": ["a", "b"], "n": {"9" * 4300}}}'
+    headers = {"content-type": "application/json"}
+    error = error_of(server.http.post(TEXT, content=body, headers=headers), 400)
+    assert (error["param"], len(error["message"]) < 300) == ("n", True)
+
+
 def test_a_context_that_is_too_small_is_told_with_numbers(server: Live) -> None:
     error = refused(server, path=TEXT, prompt=[60] * 150, max_tokens=90)
     for number in (150, 90, 240, CONTEXT):
@@ -175,6 +184,23 @@ def test_a_grammar_says_where_an_answer_ends(server: Live, fields: dict[str, Any
 def test_a_body_that_is_no_request_is_refused(server: Live, path: str, content: bytes) -> None:
     headers = {"content-type": "application/json"}
     error_of(server.http.post(path, content=content, headers=headers), 400)
+
+
+def test_a_body_that_is_no_json_is_told_where(server: Live) -> None:
+    headers = {"content-type": "application/json"}
+    error = error_of(server.http.post(TEXT, content=b'{"model"; 1}', headers=headers), 400)
+    assert (error["message"], error["param"]) == (
+        "the body is no JSON from its character 8 on",
+        None,
+    )
+
+
+@pytest.mark.parametrize("kind", [None, "text/plain", "multipart/form-data; boundary=x", "\xff"])
+def test_a_body_of_another_type_is_told_the_right_one(server: Live, kind: str | None) -> None:
+    headers = {} if kind is None else {"content-type": kind.encode("latin-1")}
+    content = f'{{"model": "{MODEL}", "prompt": "the cat"}}'
+    error = error_of(server.http.post(TEXT, content=content, headers=headers), 400)
+    assert "Content-Type: application/json" in error["message"]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -70,6 +71,17 @@ def test_prompts_come_in_four_forms(client: OpenAI, name: str, echo: bool) -> No
     assert set(reasons) == set(found)
     num_prompt = sum(len(expected(one).prompt_ids) for one in meant)
     assert response.usage.prompt_tokens == num_prompt
+
+
+def test_characters_that_end_lines_elsewhere_end_no_event() -> None:
+    """Clients that split a stream's text by `str.splitlines` would get broken JSON."""
+    prompt = "a\u0085b\u2028c\u2029d\x1ce"
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": 1, "echo": True, "stream": True}
+    with live() as running, running.http.stream("POST", "/v1/completions", json=body) as response:
+        lines = [line for line in response.iter_lines() if line]
+    first, *_, done = [line.removeprefix("data: ") for line in lines]
+    assert json.loads(first)["choices"][0]["text"].startswith(prompt)
+    assert done == "[DONE]"
 
 
 def test_answers_have_16_tokens_where_nothing_is_said(client: OpenAI) -> None:

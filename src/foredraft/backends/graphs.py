@@ -10,6 +10,7 @@ How a pass is captured is an object, so that shapes, masks and writes are the sa
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -141,7 +142,7 @@ class _Static:
 
 
 class GraphedPasses:
-    """Passes of one model, by buckets.
+    """Passes of one model, by buckets. Threads take turns, since captures share their memory.
 
     Args:
         model: the `transformers` model.
@@ -166,6 +167,7 @@ class GraphedPasses:
         self._capture, self._device = capture, device
         self._float_masks, self._most = float_masks, most_graphs
         self._graphs: OrderedDict[tuple[Bucket, Reads, int], _Static] = OrderedDict()
+        self._turn = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._graphs)
@@ -198,14 +200,15 @@ class GraphedPasses:
         bucket = Bucket.holding(count, rows.live, rows.capacity)
         if bucket is None:
             return None
-        static = self._static(bucket, reads, rows)
-        self._fill(static, token_ids, positions, mask, rows.live)
-        if static.replay is None:
-            static.replay = self._capture.capture(self._pass(static, rows, bucket, reads))
-        with cache.writing(count):
-            outputs = tuple(output[:count].clone() for output in static.replay())
-            rows.note_written()
-        return outputs
+        with self._turn:
+            static = self._static(bucket, reads, rows)
+            self._fill(static, token_ids, positions, mask, rows.live)
+            if static.replay is None:
+                static.replay = self._capture.capture(self._pass(static, rows, bucket, reads))
+            with cache.writing(count):
+                outputs = tuple(output[:count].clone() for output in static.replay())
+                rows.note_written()
+            return outputs
 
     def _static(self, bucket: Bucket, reads: Reads, rows: StaticRows) -> _Static:
         """The buffers of a bucket over the cache where it is now."""

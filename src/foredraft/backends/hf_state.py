@@ -12,6 +12,7 @@ from foredraft.backends.graphs import Reads
 from foredraft.backends.hf_passes import Scoring
 from foredraft.backends.hf_taps import FeatureBuffer, Shown
 from foredraft.backends.kv_cache import KVCache
+from foredraft.backends.own_memory import give_back
 from foredraft.backends.prefix_follower import PrefixFollower
 from foredraft.backends.tree_attention import Topology
 from foredraft.config import MAX_TREE_NODES
@@ -58,6 +59,10 @@ class HFState:
             self.run(chunk, last_only=True)
             self._token_ids = list(chunk)
             self.commit(range(len(chunk)))
+        if (
+            len(token_ids) > MAX_TREE_NODES
+        ):  # the passes of a long text leave much freed memory behind
+            give_back()
 
     def _restore(self, token_ids: Sequence[int]) -> int:
         """How many tokens of a text that begins here were known."""

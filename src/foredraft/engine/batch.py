@@ -9,6 +9,7 @@ So there is no second decoding loop, no padding, and every answer is the one tha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,8 @@ import torch
 
 from foredraft.backends.own_pass import own_pass
 from foredraft.config import GenerationOptions
+from foredraft.engine.prompts import encode_prompt
+from foredraft.engine.stopping import room_for
 from foredraft.errors import ConfigError
 from foredraft.meeting import Meeting, Outcome
 from foredraft.protocols import Company, JoiningTarget, Target
@@ -97,7 +100,8 @@ class Batch:
             tasks = [lambda member=member: next(member.stream, None) for member in members]
             outcomes = Meeting(self._last).run(tasks)
         made = [self._progress(*pair) for pair in zip(members, outcomes, strict=True)]
-        self._members = [m for m, p in zip(members, made, strict=True) if not p.finished]
+        ended = {id(m) for m, p in zip(members, made, strict=True) if p.finished}
+        self._members = [m for m in self._members if id(m) not in ended]  # others may have come
         return made
 
     def close(self) -> None:
@@ -127,16 +131,24 @@ def stream_batch(
     options: Sequence[GenerationOptions],
     max_batch: int,
 ) -> Iterator[tuple[int, Progress]]:
-    """(index of the prompt, progress) as it comes; the next prompt starts when an answer has ended."""
+    """(index of the prompt, progress) as it comes; the next prompt starts when an answer has ended.
+
+    Raises:
+        ConfigError, PromptError, NumericsError: of a prompt; a note says of which.
+    """
     starts = [
         lambda prompt=prompt, own=own: engine.stream(prompt, own)
         for prompt, own in zip(prompts, options, strict=True)
     ]
-    return run_streams(engine.target, starts, max_batch)
+    notes = [_note(index, len(prompts)) for index in range(len(prompts))]
+    return run_streams(engine.target, starts, max_batch, notes)
 
 
 def run_streams(
-    target: Target, starts: Sequence[Callable[[], Stream]], max_batch: int
+    target: Target,
+    starts: Sequence[Callable[[], Stream]],
+    max_batch: int,
+    notes: Sequence[str | None],
 ) -> Iterator[tuple[int, Progress]]:
     """(index, progress) of streams side by side; the next is started when one has ended.
 
@@ -144,6 +156,10 @@ def run_streams(
         target: of all of them.
         starts: make the streams, in order.
         max_batch: streams in progress at most.
+        notes: say of each which it is; None says nothing.
+
+    Raises:
+        Exception: what one of them fails with, at its start or later, with its note.
     """
     batch, waiting = Batch(target), list(range(len(starts)))[::-1]
     indices: dict[int, int] = {}
@@ -151,13 +167,29 @@ def run_streams(
         while waiting or len(batch):
             while waiting and len(batch) < max_batch:
                 index = waiting.pop()
-                stream = starts[index]()
+                with _noting(notes[index]):
+                    stream = starts[index]()
                 indices[id(stream)] = index
                 batch.join(stream)
             for progress in batch.round():
-                yield indices[id(progress.stream)], progress
+                index = indices[id(progress.stream)]
+                if progress.error is not None:
+                    with _noting(notes[index]):
+                        raise progress.error
+                yield index, progress
     finally:
         batch.close()
+
+
+@contextmanager
+def _noting(note: str | None) -> Iterator[None]:
+    """Errors from inside get this note."""
+    try:
+        yield
+    except Exception as error:
+        if note is not None:
+            error.add_note(note)
+        raise
 
 
 def generate_batch(
@@ -175,14 +207,26 @@ def generate_batch(
             f"max_batch={max_batch!r} is not allowed; give a whole number of 1 or more"
         )
     each = _options_of_each(len(prompts), options, changes)
+    encoded = [_encoded(engine, prompts, each, index) for index in range(len(prompts))]
     results: dict[int, Result] = {}
-    for index, progress in stream_batch(engine, prompts, each, max_batch):
-        if progress.error is not None:
-            progress.error.add_note(f"prompt {index} of {len(prompts)} of a batch")
-            raise progress.error
+    for index, progress in stream_batch(engine, encoded, each, max_batch):
         if progress.finished:
             results[index] = progress.stream.result()
     return [results[index] for index in range(len(prompts))]
+
+
+def _encoded(
+    engine: Engine, prompts: Sequence[Prompt], options: Sequence[GenerationOptions], index: int
+) -> list[int]:
+    """Token ids of one prompt, checked before anything is decoded: none is found wrong after hours."""
+    with _noting(_note(index, len(prompts))):
+        ids = encode_prompt(prompts[index], engine.tokenizer, engine.target.vocab_size)
+        room_for(ids, options[index], engine.target)
+    return ids
+
+
+def _note(index: int, count: int) -> str:
+    return f"prompt {index} of {count} of a batch"
 
 
 def _options_of_each(
@@ -192,6 +236,12 @@ def _options_of_each(
 ) -> list[GenerationOptions]:
     if options is None or isinstance(options, GenerationOptions):
         options = [options or GenerationOptions()] * count
+    if not isinstance(options, list | tuple) or not all(
+        isinstance(one, GenerationOptions) for one in options
+    ):
+        raise ConfigError(
+            f"options={options!r} is not allowed; give GenerationOptions, or a list of them"
+        )
     if len(options) != count:
         raise ConfigError(
             f"there are {count} prompts and {len(options)} options; give one for each, or one for all"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from types import TracebackType
@@ -39,12 +40,18 @@ class Stream:
         self._started, self._ttft_s = started, 0.0
         self._steps: list[Step] = []
         self._rounds = decode(session, verifier)
+        self._turn = threading.RLock()  # whoever runs the rounds, or ends them
 
     def __iter__(self) -> Iterator[Step]:
         return self
 
     def __next__(self) -> Step:
-        step = next(self._rounds)
+        try:
+            with self._turn:
+                step = next(self._rounds)
+        finally:
+            if not self._session.goes_on:
+                self._free()
         if not self._steps:
             self._ttft_s = time.perf_counter() - self._started
         self._steps.append(step)
@@ -76,9 +83,18 @@ class Stream:
         While another thread waits for a step, the round in progress ends first, and frees it there.
         """
         self._session.cancel()
-        with contextlib.suppress(ValueError):  # "generator already executing": in that other thread
-            self._rounds.close()  # type: ignore[attr-defined]
-            self._session.close()
+        self._free()
+
+    def _free(self) -> None:
+        """End the rounds, unless one is in progress: who runs it does this when it has ended."""
+        if not self._turn.acquire(blocking=False):
+            return
+        try:
+            with contextlib.suppress(ValueError):  # a round of this very thread is in progress
+                self._rounds.close()  # type: ignore[attr-defined]
+                self._session.close()
+        finally:
+            self._turn.release()
 
     @property
     def prompt_logprobs(self) -> tuple[TokenLogprob | None, ...]:

@@ -126,13 +126,11 @@ class Decoding:
 
     def _decode(self, starts: dict[int, Start]) -> None:
         indices, columns = list(starts), self._call.columns
-        streams = run_streams(self._engine.target, list(starts.values()), self._max_batch)
+        count, target = len(self._call.rows), self._engine.target
+        notes = [f"row {index} of {count} of a batch" if count > 1 else None for index in indices]
+        streams = run_streams(target, list(starts.values()), self._max_batch, notes)
         for place, progress in streams:
             index = indices[place]
-            if progress.error is not None:
-                if len(self._call.rows) > 1:
-                    progress.error.add_note(f"row {index} of {len(self._call.rows)} of a batch")
-                raise progress.error
             tokens = () if progress.step is None else progress.step.token_ids
             self._tokens[index] += tokens
             if columns is not None:

@@ -15,6 +15,7 @@ from typing import Any
 from foredraft.backends.hf import HFTarget
 from foredraft.engine.engine import Engine
 from foredraft.engine.load import load
+from foredraft.engine.prefixes import prefix_caches
 from foredraft.errors import ConfigError, suggestion
 from foredraft.protocols import Drafter, Policy, Verifier
 from foredraft.verifiers import verifier as make_verifier
@@ -90,6 +91,24 @@ class _Loaded:
     target: HFTarget
     facts: tuple[Any, ...]
     engines: dict[str | None, Engine] = field(default_factory=dict)
+    weights: tuple[Any, ...] = ()
+    """Those of the last call whose rows may be kept."""
+
+    def forget_others(self, engine: Engine) -> None:
+        """Forget rows of texts if the weights have changed since they were made."""
+        caches = prefix_caches(engine)
+        if not caches:
+            return
+        weights = _state_of(self.target.model)
+        if weights != self.weights:
+            self.weights = weights
+            for cache in caches:
+                cache.clear()
+
+
+def _state_of(model: Any) -> tuple[Any, ...]:
+    """Changes when a parameter of the model is written, or gets other numbers."""
+    return tuple((p.data_ptr(), 0 if p.is_inference() else p._version) for p in model.parameters())
 
 
 class Engines:
@@ -115,17 +134,39 @@ class Engines:
                 self._loaded[model] = loaded
             if method not in loaded.engines:
                 loaded.engines[method] = self._choice.engine(loaded.target, method)
-            return loaded.engines[method]
+            engine = loaded.engines[method]
+            loaded.forget_others(engine)
+            return engine
+
+
+_modes = threading.Lock()
+_decoded: weakref.WeakKeyDictionary[Any, _Training] = weakref.WeakKeyDictionary()
+
+
+@dataclass(slots=True)
+class _Training:
+    """A model's modules that are to return to training mode, and how many calls still decode with it."""
+
+    modules: list[Any]
+    calls: int = 0
 
 
 @contextmanager
 def in_eval_mode(model: Any) -> Iterator[None]:
-    """Modules that are in training mode leave it for a while."""
-    training = [module for module in model.modules() if module.training]
-    for module in training:
-        module.training = False
+    """Modules that are in training mode leave it, until the last call that is inside has ended."""
+    with _modes:
+        modes = _decoded.setdefault(model, _Training([]))
+        training = [module for module in model.modules() if module.training]
+        modes.modules += training
+        modes.calls += 1
+        for module in training:
+            module.training = False
     try:
         yield
     finally:
-        for module in training:
-            module.training = True
+        with _modes:
+            modes.calls -= 1
+            if not modes.calls:
+                del _decoded[model]
+                for module in modes.modules:
+                    module.training = True

@@ -102,11 +102,17 @@ def _in_request_names(sentence: str) -> str:
 def validation_error(route: str, errors: Sequence[Mapping[str, Any]]) -> ApiError:
     """The fault that lies deepest in a body: of a choice between forms, the form that was meant."""
     error = max(errors, key=lambda e: (len(e["loc"]), not e["type"].endswith("_type")))
+    if error["type"] == "json_invalid":
+        return ApiError(400, f"the body is no JSON from its character {error['loc'][-1]} on")
+    if isinstance(error.get("input"), bytes):  # which is what a body of another type is read as
+        return ApiError(
+            400, "send the body as JSON, with the header Content-Type: application/json"
+        )
     place = [part for part in error["loc"][1:] if not _is_form(part)]
     param = ".".join(map(str, place)) or None
     if error["type"] == "extra_forbidden":
         return ApiError(400, _unknown(route, place), param=param, code="unknown_parameter")
-    given = "" if error["type"] in ("missing", "json_invalid") else f" (given: {_shown(error)})"
+    given = "" if error["type"] == "missing" else f" (given: {_shown(error)})"
     return ApiError(400, f"{param or 'the body'}: {error['msg']}{given}", param=param)
 
 

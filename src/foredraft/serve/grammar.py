@@ -18,6 +18,10 @@ from foredraft.errors import ConfigError, ForedraftError
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 LAYOUT: Any = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,32}"}
 """Between JSON tokens: enough for any layout, and not so much that a model can go on with nothing else."""
+MAX_SCHEMA_BYTES = 100_000
+"""Of a schema as JSON: one of half a megabyte can hold up the decoding of all answers for seconds."""
+MAX_REASON = 300
+"""Characters of llguidance's own words in an error."""
 
 
 class GrammarError(ForedraftError):
@@ -45,22 +49,38 @@ def token_bytes_of(tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[int]
 
 
 def compile_schema(tokens: LLTokenizer, schema: Any) -> LLMatcher:
-    """A matcher at the start of an answer; copy it for each answer.
+    """A matcher at the start of an answer; copy it for each answer. What may come first is computed here.
 
     Raises:
-        ConfigError: no schema, or one that asks for what is not supported; the message says what.
+        ConfigError: no schema, one that is too large, or one that asks for what is not supported; the
+            message says what.
     """
     try:
-        matcher = LLMatcher(
-            tokens, LLMatcher.grammar_from_json_schema(json.dumps(schema), None, LAYOUT)
-        )
-        fault = matcher.get_error()
+        text = json.dumps(schema)
+        if len(text) > MAX_SCHEMA_BYTES:
+            raise _refusal(f"it has {len(text)} bytes; give one of {MAX_SCHEMA_BYTES} at most")
+        grammar = LLMatcher.grammar_from_json_schema(text, None, LAYOUT)
+    except ConfigError:
+        raise
     except (ValueError, RecursionError) as error:
-        fault = str(error)
-    if fault:
-        reason = next(iter(fault.splitlines()), "").strip()
-        raise ConfigError(f"response_format: the schema cannot be followed: {reason}")
+        raise _refusal(str(error)) from None
+    matcher = LLMatcher(tokens, grammar, log_level=0)
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    if matcher.is_error():
+        raise _refusal(matcher.get_error())
     return matcher
+
+
+def _refusal(fault: str) -> ConfigError:
+    return ConfigError(f"response_format: the schema cannot be followed: {_one_line(fault)}")
+
+
+def _one_line(fault: str) -> str:
+    """What llguidance says, without the state of its parser that it shows behind."""
+    words = " ".join(fault.split("<state>")[0].split())
+    words = words.replace("NoExtensionBias", "no JSON can follow it")
+    return words if len(words) <= MAX_REASON else f"{words[: MAX_REASON - 3]}..."
 
 
 class GrammarProcessor:
@@ -100,5 +120,5 @@ class GrammarProcessor:
         return torch.from_numpy(np.unpackbits(bits, count=vocab_size, bitorder="little")).bool()
 
     def _raise(self) -> None:
-        lines = self._matcher.get_error().splitlines()
-        raise GrammarError(f"the grammar cannot be followed: {next(iter(lines), 'it has ended')}")
+        reason = _one_line(self._matcher.get_error()) or "it has ended"
+        raise GrammarError(f"the grammar cannot be followed: {reason}")

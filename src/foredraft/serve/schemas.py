@@ -40,10 +40,13 @@ UNSUPPORTED = frozenset(
 """Fields of OpenAI that are refused; with null, which its client writes, they are absent."""
 
 Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-TokenId = Annotated[str, Field(pattern=r"^[0-9]{1,10}$")]
+Whole = Annotated[int, Field(ge=0, lt=2**63)]
+Count = Annotated[int, Field(ge=1, lt=2**63)]
+TokenId = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")]
+"""One spelling for each, so that no token has two biases."""
 Bias = Annotated[float, Field(ge=-100, le=100)]
 StopText = Annotated[str, Field(min_length=1)]
-PromptIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+PromptIds = Annotated[list[Whole], Field(min_length=1)]
 
 
 class Strict(BaseModel):
@@ -76,11 +79,11 @@ class Shared(Strict):
     """What requests for chats and for texts have in common."""
 
     model: str
-    max_tokens: int | None = Field(None, ge=1)
-    n: int | None = Field(None, ge=1)
+    max_tokens: Count | None = None
+    n: Count | None = None
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=0)
+    top_k: Whole | None = None
     min_p: float | None = Field(None, ge=0, le=1)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
@@ -88,7 +91,7 @@ class Shared(Strict):
     logit_bias: Annotated[dict[TokenId, Bias], Field(max_length=MAX_BIASES)] | None = None
     seed: Int64 | None = None
     stop: StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None = None
-    min_tokens: int | None = Field(None, ge=0)
+    min_tokens: Whole | None = None
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -164,7 +167,7 @@ class ChatRequest(Shared):
     """The body of `/v1/chat/completions`."""
 
     messages: list[Message] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LIKELIEST)
     response_format: ResponseFormat | None = None

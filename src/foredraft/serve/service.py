@@ -121,7 +121,8 @@ class Service:
             ApiError: the server does not have it.
         """
         first = next(iter(self.engines))
-        name = (body.foredraft and body.foredraft.method) or first
+        asked = None if body.foredraft is None else body.foredraft.method
+        name = first if asked is None else asked
         if name not in self.engines:
             hint = suggestion(name, self.engines)
             message = f"this server has no method {name!r}; {hint}"

@@ -16,8 +16,8 @@ HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 def event(document: dict[str, Any]) -> str:
-    """One event."""
-    return f"data: {json.dumps(document, ensure_ascii=False, separators=(',', ':'))}\n\n"
+    """One event, in ASCII: many clients take U+0085, U+2028 and others for the end of its line."""
+    return f"data: {json.dumps(document, separators=(',', ':'))}\n\n"
 
 
 async def events(documents: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
