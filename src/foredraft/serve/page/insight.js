@@ -57,7 +57,7 @@ export class Insight {
 
   drawSpeed(answer) {
     const mine = answer?.rate ?? null, plain = answer?.plain?.rate ?? null, most = Math.max(mine ?? 0, plain ?? 0) || 1;
-    $("mine-name").textContent = answer?.method.name ?? "with drafts";
+    $("mine-name").textContent = answer?.method.name.replaceAll(":", ":\u200b") ?? "with drafts"; // lines break there
     $("mine-rate").textContent = rate(mine);
     $("plain-rate").textContent = rate(plain);
     $("mine-bar").style.width = `${(100 * (mine ?? 0)) / most}%`;

@@ -33,13 +33,15 @@ function showSettings() {
   $("chosen").textContent = [$("method").value, `temperature ${temperature}`].filter(Boolean).join(" · ");
 }
 
+/** The seed of the next question. One of the page's own fits into a number, as the server's may not. */
+const nextSeed = () => ($("seed").value === "" ? crypto.getRandomValues(new Uint32Array(1))[0] : Number($("seed").value));
+
 function request(method, history, seed) {
-  const body = {
-    model: card.id, messages: history, stream: true, stream_options: { include_usage: true },
+  return {
+    model: card.id, messages: history, stream: true, stream_options: { include_usage: true }, seed,
     temperature: Number($("temperature").value), max_tokens: Number($("max-tokens").value),
     foredraft: { method: method.name, trace: method.trace },
   };
-  return seed === null || seed === undefined ? body : { ...body, seed };
 }
 
 // --- the conversation --------------------------------------------------------------------------------
@@ -107,15 +109,17 @@ function busy(controller) {
 
 /** Answers the conversation so far, and then compares. */
 async function respond() {
-  const controller = new AbortController(), history = messages, answer = begin();
+  const controller = new AbortController(), history = messages, seed = nextSeed(), answer = begin();
   hideProblem();
   busy(controller);
   state("answering");
   try {
-    await receive(answer, history, controller.signal);
-    answer.end();
+    await receive(answer, request(answer.method, history, seed), controller.signal);
+    keepAtEnd(() => answer.end());
     speaker.finish(`Answer finished: ${many(answer.numTokens, "token")} in ${answer.passes}.`);
-    if ($("compare").checked && !answer.method.plain) await compare(answer, history, controller.signal);
+    if ($("compare").checked && !answer.method.plain) {
+      await compare(answer, request(plainMethod(), history, seed), controller.signal);
+    }
     if (history === messages) state("finished");
   } catch (error) {
     failed(answer, error, controller.signal.aborted, history === messages);
@@ -126,9 +130,8 @@ async function respond() {
   }
 }
 
-async function receive(answer, history, signal) {
-  const seed = $("seed").value === "" ? null : Number($("seed").value);
-  for await (const piece of chat(request(answer.method, history, seed), signal)) {
+async function receive(answer, body, signal) {
+  for await (const piece of chat(body, signal)) {
     const choice = piece.choices[0], text = choice?.delta.content ?? "";
     if (piece.usage) answer.usage = piece.usage;
     if (!text && !choice?.foredraft) continue;
@@ -139,9 +142,8 @@ async function receive(answer, history, signal) {
 }
 
 /** The same request by plain decoding, after the answer: side by side they would slow each other. */
-async function compare(answer, history, signal) {
+async function compare(answer, body, signal) {
   state("plain decoding, to compare");
-  const body = request(plainMethod(), history, answer.usage.foredraft.seed);
   const rounds = [], plain = { rate: null, text: "", tokens: 0, whole: false };
   answer.plain = plain;
   for await (const piece of chat(body, signal)) {
@@ -152,7 +154,8 @@ async function compare(answer, history, signal) {
     if (piece.usage) Object.assign(plain, { tokens: piece.usage.completion_tokens, whole: true });
     insight.update();
   }
-  answer.end();
+  keepAtEnd(() => answer.end());
+  speaker.announce(answer.note.textContent);
 }
 
 /** A stop, or an error: what came stays. `isShown` tells whether the chat is still the one on the page. */
