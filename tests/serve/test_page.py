@@ -510,6 +510,15 @@ def test_scripts_and_styles_from_elsewhere_do_not_run(server: Live, browser: Any
         assert not shown.page.evaluate("'ran' in window")
 
 
+def test_spaces_and_control_characters_of_tokens_can_be_seen(server: Live, opened: Open) -> None:
+    shown = opened(server)
+    names = [" a b ", "    ", "\n\t", "\x00\x7f", "", "𝕏 y"]
+    seen = shown.page.evaluate(
+        "names => import('/page/dom.js').then(({ visible }) => names.map(visible))", names
+    )
+    assert seen == ["␣a b␣", "␣  ␣", "↵⇥", "␀␡", "", "𝕏 y"]
+
+
 def test_whatever_is_said_is_shown_as_text(server: Live, opened: Open) -> None:
     hostile = "<b>bold</b><script>window.ran = 1</script> & more"
     shown = opened(server).ready(compare=False)

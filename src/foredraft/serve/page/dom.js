@@ -21,7 +21,7 @@ function picture(character) {
   return code < 0x20 ? String.fromCodePoint(0x2400 + code) : code === 0x7f ? "␡" : character;
 }
 
-export const visible = (name) => Array.from(name, (c, i, all) =>
+export const visible = (name) => Array.from(name).map((c, i, all) =>
   c === " " && i > 0 && i < all.length - 1 ? c : picture(c)).join("");
 
 export const percent = (p) =>

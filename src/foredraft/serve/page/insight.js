@@ -23,7 +23,7 @@ export class Insight {
     new ResizeObserver(this.update).observe($("chart"));
   }
 
-  /** A new answer, round by round as it comes. */
+  /** An answer, round by round as it comes; null is none. */
   follow(answer) {
     this.answer?.mark(-1);
     Object.assign(this, { answer, index: -1, follows: true });
@@ -35,12 +35,6 @@ export class Insight {
     this.answer?.mark(-1);
     const last = answer.rounds.length - 1;
     Object.assign(this, { answer, index: Math.min(Math.max(index, 0), last), follows: index >= last });
-    this.draw();
-  }
-
-  clear() {
-    this.answer?.mark(-1);
-    Object.assign(this, { answer: null, index: -1, follows: true });
     this.draw();
   }
 

@@ -90,7 +90,7 @@ function newChat() {
   conversation.replaceChildren($("welcome"));
   $("welcome").hidden = false;
   hideProblem();
-  insight.clear();
+  insight.follow(null);
   state("nothing yet");
   $("message").focus();
 }
@@ -109,7 +109,7 @@ function busy(controller) {
 
 /** Answers the conversation so far, and then compares. */
 async function respond() {
-  const controller = new AbortController(), history = messages, seed = nextSeed(), answer = begin();
+  const controller = new AbortController(), history = messages, seed = nextSeed(), before = insight.answer, answer = begin();
   hideProblem();
   busy(controller);
   state("answering");
@@ -123,6 +123,7 @@ async function respond() {
     if (history === messages) state("finished");
   } catch (error) {
     failed(answer, error, controller.signal.aborted, history === messages);
+    if (insight.answer === answer && !answer.rounds.length) insight.follow(before);
   } finally {
     if (answer.text) history.push({ role: "assistant", content: answer.text });
     if (running === controller) busy(null);
@@ -174,8 +175,10 @@ function failed(answer, error, isStopped, isShown) {
 
 function problem(sentence, retry) {
   $("problem-text").textContent = /[.!?]$/.test(sentence) ? sentence : `${sentence}.`;
-  $("problem").hidden = false;
-  $("again").hidden = retry === null;
+  keepAtEnd(() => {
+    $("problem").hidden = false;
+    $("again").hidden = retry === null;
+  });
   again = retry;
 }
 
