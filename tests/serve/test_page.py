@@ -15,8 +15,20 @@ from typing import Any
 
 import pytest
 
+from foredraft import Engine
 from foredraft.engine.batch import Progress
-from tests.serve.live import NGRAM, PLAIN, TREE, Live, engines, live, wait_until
+from foredraft.methods import parse_method
+from tests.serve.live import (
+    NGRAM,
+    PLAIN,
+    TREE,
+    Live,
+    engines,
+    live,
+    target,
+    tokenizer,
+    wait_until,
+)
 from tests.serve.turns import TurnRounds
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -380,6 +392,44 @@ def test_a_lost_connection_is_told(browser: Any) -> None:
             shown.ask()
             shown.wait_for_state("failed")
         assert "connection to the server was lost" in shown.text("#problem-text")
+
+
+def test_an_answer_that_breaks_off_is_kept_and_told(server: Live, browser: Any) -> None:
+    with opening(browser, complaining=True) as open_page:
+        shown = open_page(server).ready()
+        piece = json.dumps({"choices": [{"index": 0, "delta": {"content": "half an"}}]})
+        kind = {"content_type": "text/event-stream", "body": f"data: {piece}\n\n"}
+        shown.page.route("**/v1/chat/completions", lambda route: route.fulfill(**kind))
+        shown.ask()
+        shown.wait_for_state("failed")
+        assert "connection to the server was lost" in shown.text("#problem-text")
+        assert shown.text(".answer .text") == "half an"
+        assert shown.text(".note").endswith("failed")
+
+
+def test_an_error_within_a_stream_is_told(browser: Any) -> None:
+    with (
+        live(rounds=SlowRounds(), time_limit_s=0.5) as slow,
+        opening(browser) as open_page,
+    ):
+        shown = open_page(slow).ready(method=PLAIN, max_tokens=100)
+        shown.ask()
+        shown.wait_for_state("failed")
+        assert "took longer than the 0.5 seconds" in shown.text("#problem-text")
+        assert shown.page.locator(".round").count() > 0
+
+
+def test_a_method_without_trees_is_shown_as_text(browser: Any) -> None:
+    parts = parse_method("mcsd-improved-lossy:tree=2,1").build(target())
+    rooted = Engine(target(), parts.drafter, parts.policy, parts.verifier, tokenizer=tokenizer())
+    with live(with_engines={"rooted": rooted}) as server, opening(browser) as open_page:
+        shown = open_page(server).ready()
+        shown.answered()
+        assert [body["foredraft"]["trace"] for body in shown.bodies] == [False, True]
+        assert shown.text(".note").startswith("24 tokens in ")
+        assert shown.page.locator(".answer .text").text_content() != ""
+        assert float(shown.text("#mine-rate")) > 0
+        assert shown.page.locator("#tree").is_hidden()
 
 
 def test_a_key_is_asked_for_and_kept_in_memory_alone(browser: Any) -> None:

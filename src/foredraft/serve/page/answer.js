@@ -51,6 +51,10 @@ export class Answer {
     this.note.textContent = `${many(this.numTokens, "token")} in ${this.passes}`;
   }
 
+  get isEmpty() {
+    return this.text === "" && this.rounds.length === 0;
+  }
+
   get numTokens() {
     return this.usage?.completion_tokens ?? this.rounds.reduce((sum, round) => sum + round.tokens.length, 0);
   }

@@ -123,7 +123,7 @@ async function respond() {
     if (history === messages) state("finished");
   } catch (error) {
     failed(answer, error, controller.signal.aborted, history === messages);
-    if (insight.answer === answer && !answer.rounds.length) insight.follow(before);
+    if (insight.answer === answer && answer.isEmpty) insight.follow(before);
   } finally {
     if (answer.text) history.push({ role: "assistant", content: answer.text });
     if (running === controller) busy(null);
@@ -164,7 +164,7 @@ function failed(answer, error, isStopped, isShown) {
   const wasWhole = answer.usage !== null;
   if (wasWhole) answer.plain = null; // half a comparison is none
   answer.end(wasWhole ? "" : isStopped ? "stopped" : "failed");
-  if (answer.rounds.length === 0 && !isStopped) answer.element.remove();
+  if (answer.isEmpty && !isStopped) answer.element.remove();
   if (!isShown) return;
   state(isStopped ? "stopped" : "failed");
   if (isStopped) return void speaker.finish("Stopped.");
