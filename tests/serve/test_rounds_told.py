@@ -16,8 +16,8 @@ from foredraft.drafters.ngram import NgramDrafter
 from foredraft.engine.stream import Stream
 from foredraft.engine.trace.live import LiveTrace
 from foredraft.engine.trace.shown import TraceRound
-from foredraft.methods import parse_method
 from foredraft.results import Step
+from tests.serve.browsing import rooted
 from tests.serve.live import MODEL, NGRAM, PLAIN, TREE, Live, engines, live, target, tokenizer
 
 MESSAGES = [{"role": "user", "content": "the cat sat on the mat, the cat sat"}]
@@ -150,9 +150,7 @@ def test_it_is_for_streams(server: Live) -> None:
 
 
 def test_open_roots_are_refused_by_name() -> None:
-    parts = parse_method("mcsd-improved-lossy:tree=2,1").build(target())
-    rooted = Engine(target(), parts.drafter, parts.policy, parts.verifier, tokenizer=tokenizer())
-    with live(with_engines={"rooted": rooted}) as server:
+    with live(with_engines={"rooted": rooted()}) as server:
         body = {**BASE, "stream": True, "foredraft": {"trace": True}}
         response = server.http.post(CHAT, json=body)
         assert response.status_code == 400
