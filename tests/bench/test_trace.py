@@ -19,14 +19,15 @@ from typer.testing import CliRunner, Result
 
 from foredraft import ConfigError, Engine, GenerationOptions
 from foredraft.backends.table import TableModel
-from foredraft.bench.trace.document import TraceDocument, TraceRound, make_trace
+from foredraft.bench.trace.document import TraceDocument, make_trace
 from foredraft.bench.trace.page import render
-from foredraft.bench.trace.watch import Watch, watched
 from foredraft.cli.trace import trace
 from foredraft.drafters.draft_model import DraftModelDrafter
 from foredraft.drafters.hybrid import HybridDrafter
 from foredraft.drafters.ngram import NgramDrafter
 from foredraft.engine.load import load
+from foredraft.engine.trace.shown import TraceRound
+from foredraft.engine.trace.watch import Watch, watched
 from foredraft.methods import parse_method
 from foredraft.policies.dynamic import DynamicTreePolicy
 from foredraft.policies.fixed import FixedPolicy

@@ -12,10 +12,10 @@ import foredraft
 from foredraft import Engine
 from foredraft.backends.hf import HFTarget
 from foredraft.backends.table import TableModel
-from foredraft.bench.trace.rounds import TracedRound, read_round
-from foredraft.bench.trace.watch import Watch, watched
 from foredraft.drafters.draft_model import DraftModelDrafter
 from foredraft.drafters.eagle.head import EagleHead
+from foredraft.engine.trace.rounds import TracedRound, read_round
+from foredraft.engine.trace.watch import Watch, watched
 from foredraft.policies.dynamic import DynamicTreePolicy
 from foredraft.policies.static_tree import StaticTreePolicy
 from foredraft.protocols import Policy

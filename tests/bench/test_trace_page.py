@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -92,12 +93,23 @@ def drafted() -> TraceDocument:
     return make_trace(engine, [1, 2], GenerationOptions(max_new_tokens=12))
 
 
+def spaced() -> TraceDocument:
+    """Tokens with spaces around and inside, as code has them."""
+    document = drafted()
+    rounds = tuple(
+        replace(each, nodes=tuple(replace(node, name="  a b ") for node in each.nodes))
+        for each in document.rounds
+    )
+    return replace(document, rounds=rounds)
+
+
 PROSE = "the cat sat on the mat, and then it sat on the cat.\n\nthe end"
 DOCUMENTS = {
     "mixed": spoken(PROSE, mixed_script),
     "hostile": spoken(HOSTILE * 2 + "x" * 150, mixed_script, max_new_tokens=999),
     "huge": spoken("the cat sat", huge_script, max_new_tokens=9),
     "drafted": drafted(),
+    "spaced": spaced(),
     "cut": spoken("abcdefgh", lambda text: perfect(text, 6), stop=("cd",)),
 }
 
@@ -209,6 +221,12 @@ def test_what_cannot_be_seen_has_a_mark(opened: Open) -> None:
         "#answer [data-name]", "all => all.map(token => token.dataset.name)"
     )
     assert names[-1] == "</s>"
+
+
+def test_spaces_of_tokens_can_be_seen_at_their_edges(opened: Open) -> None:
+    shown = opened("spaced")
+    labels = shown.page.locator("#tree .node.rejected .label").all_text_contents()
+    assert set(labels) == {"␣ a b␣"}
 
 
 # --- the tree ---------------------------------------------------------------------------------------

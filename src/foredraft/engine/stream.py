@@ -107,6 +107,11 @@ class Stream:
         return tuple(self._session.rounds)
 
     @property
+    def last_round(self) -> RoundRecord:
+        """The round of the last step."""
+        return self._session.rounds[-1]
+
+    @property
     def prefill_s(self) -> float:
         """Seconds that the prompt took; 0 before the first step."""
         return self._session.prefill_s

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from foredraft.engine.stream import Stream
 from foredraft.errors import ForedraftError
 from foredraft.results import Result
-from foredraft.serve.jobs import Event, Failed, Finished, Job, Stepped
+from foredraft.serve.jobs import Event, Failed, Finished, Job, ReadRound, Stepped
 from foredraft.serve.worker import Worker
 
 
@@ -25,11 +25,13 @@ class Start(NamedTuple):
         method: the name of the method that makes it.
         stream: makes its stream, in the worker's thread.
         num_prompt_tokens: tokens of its prompt.
+        read: reads its rounds, if they are to be told.
     """
 
     method: str
     stream: Callable[[], Stream]
     num_prompt_tokens: int
+    read: ReadRound | None = None
 
 
 class Answers:
@@ -50,7 +52,13 @@ class Answers:
         self._deadline = None if time_limit_s is None else loop.time() + time_limit_s
         self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
         self._jobs = [
-            Job(start.method, start.stream, self._teller(loop, index), start.num_prompt_tokens)
+            Job(
+                start.method,
+                start.stream,
+                self._teller(loop, index),
+                start.num_prompt_tokens,
+                start.read,
+            )
             for index, start in enumerate(starts)
         ]
         worker.submit(self._jobs)

@@ -19,10 +19,12 @@ from foredraft.serve.chat import chat_ask, chat_chunks, chat_document
 from foredraft.serve.errors import add_handlers, as_api_error
 from foredraft.serve.gate import CLIENT_LEFT, Gate
 from foredraft.serve.metrics import TEXT
+from foredraft.serve.page.routes import PAGE_PATHS, page_routes
 from foredraft.serve.schemas import ChatRequest, TextRequest
 from foredraft.serve.service import Service
 from foredraft.serve.sse import EventStream
 from foredraft.serve.texts import text_ask, text_chunks, text_document
+from foredraft.serve.told import told_server
 
 
 class ErrorBody(BaseModel):
@@ -77,9 +79,11 @@ def create_app(service: Service) -> FastAPI:
     add_handlers(app)
     app.include_router(_answering(service))
     app.include_router(_telling(service))
+    app.include_router(page_routes())
     app.add_middleware(
         Gate,
         api_keys=service.settings.api_keys,
+        open_paths={"/health", *PAGE_PATHS},
         max_body_bytes=service.settings.max_body_bytes,
         metrics=service.metrics,
     )
@@ -118,6 +122,7 @@ def _telling(service: Service) -> APIRouter:
         "object": "model",
         "created": service.created,
         "owned_by": "foredraft",
+        "foredraft": told_server(service),
     }
 
     @router.get("/v1/models")

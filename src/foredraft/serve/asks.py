@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from llguidance import LLMatcher
@@ -12,6 +13,9 @@ from foredraft.config import GenerationOptions
 from foredraft.engine.engine import Engine
 from foredraft.engine.prompts import Prompt, encode_prompt
 from foredraft.engine.stream import Stream
+from foredraft.engine.trace.live import LiveTrace
+from foredraft.engine.trace.names import TokenNames
+from foredraft.engine.trace.watch import traceable
 from foredraft.errors import ConfigError, PromptError
 from foredraft.results import Result
 from foredraft.sampling.randomness import fresh_seed
@@ -36,6 +40,7 @@ class Ask:
         max_tokens: of the answers to each prompt.
         num_choices: answers to each prompt.
         matcher: of the grammar that all answers follow, at its start.
+        names: of the tokens of rounds that are told; None tells none.
     """
 
     engine: Engine
@@ -45,6 +50,7 @@ class Ask:
     max_tokens: tuple[int, ...]
     num_choices: int
     matcher: LLMatcher | None = None
+    names: TokenNames | None = None
 
     def usage(self, results: Sequence[Result]) -> dict[str, Any]:
         """What all its answers cost."""
@@ -53,23 +59,32 @@ class Ask:
     def starts(self) -> list[Start]:
         """One for each answer; those to the first prompt come first."""
         return [
-            Start(self.method, self._starter(place, choice), len(prompt))
-            for place, prompt in enumerate(self.prompts)
+            self._start(place, choice)
+            for place in range(len(self.prompts))
             for choice in range(self.num_choices)
         ]
 
-    def _starter(self, place: int, choice: int) -> Callable[[], Stream]:
+    def _start(self, place: int, choice: int) -> Start:
         prompt = self.prompts[place]
         options = self.options.replace(choice=choice, max_new_tokens=self.max_tokens[place])
-        if self.matcher is not None:
-            matcher = self.matcher
+        if self.names is None:
+            begin: Callable[..., Stream] = partial(self.engine.stream, prompt, options)
+            return Start(self.method, self._starter(begin, len(prompt)), len(prompt))
+        trace = LiveTrace(self.engine, options, self.names)
+        begin = partial(trace.stream, prompt)
+        return Start(self.method, self._starter(begin, len(prompt)), len(prompt), trace.read)
 
-            def start() -> Stream:
-                processor = GrammarProcessor(matcher.deep_copy(), len(prompt))
-                return self.engine.stream(prompt, options, logits_processors=(processor,))
+    def _starter(self, begin: Callable[..., Stream], num_prompt: int) -> Callable[[], Stream]:
+        """With a grammar, `begin` gets a processor of its own when its turn has come."""
+        if self.matcher is None:
+            return begin
+        matcher = self.matcher
 
-            return start
-        return lambda: self.engine.stream(prompt, options)
+        def start() -> Stream:
+            processor = GrammarProcessor(matcher.deep_copy(), num_prompt)
+            return begin(logits_processors=(processor,))
+
+        return start
 
 
 def options_of(body: Shared, **more: Any) -> GenerationOptions:
@@ -108,11 +123,12 @@ def ask(
     wanted: int | None,
     limit: int,
     matcher: LLMatcher | None = None,
+    names: TokenNames | None = None,
 ) -> Ask:
     """Check a request as far as that goes without memory for it.
 
     Args:
-        engine, method, prompts, options, matcher: as in `Ask`; prompts in any form.
+        engine, method, prompts, options, matcher, names: as in `Ask`; prompts in any form.
         body: of the request.
         wanted: tokens that each answer asks for; None is as many as there is room for.
         limit: tokens that an answer may have on this server.
@@ -120,6 +136,11 @@ def ask(
     Raises:
         ConfigError, PromptError: it cannot be answered.
     """
+    if names is not None and not traceable(engine):
+        raise ConfigError(
+            f"foredraft.trace shows drafts that follow the text's last token, and {method} drafts from open "
+            "roots; leave it out, or use another method"
+        )
     encoded = [encode_prompt(p, engine.tokenizer, engine.target.vocab_size) for p in prompts]
     rooms = tuple(_room(engine, len(ids), wanted, limit) for ids in encoded)
     least = body.min_tokens or 0
@@ -134,7 +155,8 @@ def ask(
         engine.law(options.replace(logits_processors=probe), len(encoded[0]))
     else:
         engine.law(options, len(encoded[0]))
-    return Ask(engine, method, tuple(map(tuple, encoded)), options, rooms, body.n or 1, matcher)
+    prompt_ids = tuple(map(tuple, encoded))
+    return Ask(engine, method, prompt_ids, options, rooms, body.n or 1, matcher, names)
 
 
 def _room(engine: Engine, num_prompt: int, wanted: int | None, limit: int) -> int:

@@ -15,6 +15,7 @@ from foredraft.serve.jobs import Finished
 from foredraft.serve.logprobs import chat_logprobs
 from foredraft.serve.schemas import ChatRequest
 from foredraft.serve.service import Service
+from foredraft.serve.told import told_round
 
 
 def chat_ask(service: Service, body: ChatRequest) -> Ask:
@@ -31,6 +32,7 @@ def chat_ask(service: Service, body: ChatRequest) -> Ask:
         wanted=body.max_tokens or body.max_completion_tokens,
         limit=service.settings.max_tokens,
         matcher=_matcher(service, body),
+        names=service.names if body.wants_trace else None,
     )
 
 
@@ -74,10 +76,10 @@ async def chat_chunks(
         if isinstance(event, Finished):
             results[index] = event.result
             yield {**head, "choices": [_piece(index, {}, reason=event.result.finish_reason)]}
-        elif event.step.text or event.step.logprobs:
+        elif event.step.text or event.step.logprobs or event.trace:
             logprobs = _logprobs(service, ask, event.step.logprobs)
             piece = _piece(index, {"content": event.step.text}, logprobs)
-            yield {**head, "choices": [piece]}
+            yield {**head, "choices": [piece | told_round(event)]}
     if wants_usage:
         usage = ask.usage(list(results.values()))
         yield {**head, "choices": [], "usage": usage}

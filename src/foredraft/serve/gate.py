@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -22,15 +22,22 @@ class Gate:
 
     Args:
         app: what is behind it.
-        api_keys: any of these opens all but `/health`; no keys open all.
+        api_keys: any of these opens all but the open paths; no keys open all.
+        open_paths: need no key, as they tell nothing of anybody's.
         max_body_bytes: of a request.
         metrics: counts responses.
     """
 
     def __init__(
-        self, app: ASGIApp, *, api_keys: Sequence[str], max_body_bytes: int, metrics: Metrics
+        self,
+        app: ASGIApp,
+        *,
+        api_keys: Sequence[str],
+        open_paths: Collection[str],
+        max_body_bytes: int,
+        metrics: Metrics,
     ) -> None:
-        self._app, self._metrics = app, metrics
+        self._app, self._metrics, self._open_paths = app, metrics, frozenset(open_paths)
         self._keys = [_digest(key) for key in api_keys]
         self._max_body_bytes = max_body_bytes
 
@@ -59,7 +66,7 @@ class Gate:
 
     def _refusal(self, scope: Scope) -> ApiError | None:
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        if self._keys and scope["path"] != "/health" and not self._has_key(headers):
+        if self._keys and scope["path"] not in self._open_paths and not self._has_key(headers):
             return ApiError(
                 401,
                 "a valid API key is needed; send it as 'Authorization: Bearer KEY'",

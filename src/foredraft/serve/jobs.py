@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from foredraft.engine.stream import Stream
+from foredraft.engine.trace.shown import TraceRound
 from foredraft.results import Result, Step, TokenLogprob
 
+ReadRound = Callable[[Stream, Step], TraceRound]
 Outcome = Literal["stop", "length", "cancelled", "failed"]
 
 
@@ -19,6 +21,8 @@ class Stepped:
     step: Step
     prompt_logprobs: tuple[TokenLogprob | None, ...]
     """Of the prompt's tokens; empty if they were not asked for."""
+    trace: TraceRound | None = None
+    """The round itself; None if it was not asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,7 @@ class Job:
         method: the name of the method that makes it.
         start: makes its stream, memory included; called by the worker when its turn has come.
         tell: takes its events, in the worker's thread; must not block.
+        read: reads each round of a stream that is traced, right after its step.
     """
 
     method: str
@@ -54,4 +59,5 @@ class Job:
     tell: Callable[[Event], None]
     num_tokens: int = 0
     """Prompt and answer so far; what the target's cache holds of it."""
+    read: ReadRound | None = None
     cancelled: bool = field(default=False)

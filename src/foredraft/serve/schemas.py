@@ -73,6 +73,7 @@ class Choice(Strict):
     """Foredraft's own options."""
 
     method: str | None = Field(None, description="One of the methods the server was started with.")
+    trace: bool | None = Field(None, description="Have a stream tell each round: tree and tokens.")
 
 
 class Shared(Strict):
@@ -108,10 +109,17 @@ class Shared(Strict):
         """Whether a stream ends with its usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
+    @property
+    def wants_trace(self) -> bool:
+        """Whether a stream tells its rounds."""
+        return bool(self.foredraft and self.foredraft.trace)
+
     @model_validator(mode="after")
     def _check_stream(self) -> Shared:
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options is for streams; set stream to true, or leave it out")
+        if self.wants_trace and not self.stream:
+            raise ValueError("foredraft.trace is for streams; set stream to true, or leave it out")
         return self
 
 

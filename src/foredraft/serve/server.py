@@ -23,7 +23,7 @@ class DrainingServer(uvicorn.Server):
     Args:
         service: what it serves.
         host, port: where; port 0 takes a free one.
-        report: is called with a sentence when it listens and when it is about to end.
+        report: is called with sentences when it listens.
     """
 
     def __init__(
@@ -56,9 +56,9 @@ class DrainingServer(uvicorn.Server):
             ) from None
         if self.started:
             host = self.config.host
-            self._report(
-                f"listening at http://{f'[{host}]' if ':' in host else host}:{self.port}/v1"
-            )
+            base = f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+            self._report(f"the page is at {base}/")
+            self._report(f"listening at {base}/v1")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The signal handler."""

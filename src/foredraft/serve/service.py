@@ -18,6 +18,7 @@ from foredraft.backends.hf import HFTarget
 from foredraft.engine.batch import Batch
 from foredraft.engine.engine import Engine
 from foredraft.engine.prefixes import forget_prefixes, keep_prefixes, prefix_caches
+from foredraft.engine.trace.names import TokenNames
 from foredraft.errors import ConfigError, suggestion
 from foredraft.serve.answers import Answers
 from foredraft.serve.asks import Ask
@@ -39,25 +40,30 @@ PREFIX_COUNTS = {
 Body = TypeVar("Body", bound=Shared)
 
 
+PLAIN = "autoregressive"
+
+
 class Service:
     """A server without its HTTP.
 
     Args:
         settings: its name and limits.
         engines: by the names of their methods; they share a target. The first answers where none is named.
+            Plain decoding is added: it needs nothing more, and is what the others are compared with.
         rounds: decodes; None is a batch of the target's.
     """
 
     def __init__(
         self, settings: ServeSettings, engines: Mapping[str, Engine], rounds: Rounds | None = None
     ) -> None:
-        self.settings, self.engines = settings, dict(engines)
+        first = next(iter(engines.values()))
+        self.settings, self.engines = settings, {**engines, **_plain(engines)}
         self.created = int(time.time())
         self.metrics = Metrics()
-        first = next(iter(self.engines.values()))
         forget_prefixes(list(self.engines.values()))
         if settings.prefix_cache_mb and isinstance(first.target, HFTarget):
             keep_prefixes(list(self.engines.values()), settings.prefix_cache_mb)
+        self.names = TokenNames(first)
         self.worker = Worker(
             Batch(first.target) if rounds is None else rounds,
             max_batch=settings.max_batch,
@@ -180,3 +186,10 @@ class Service:
             "model": self.settings.model_name,
             "system_fingerprint": f"fp_{hashlib.sha256(made_by.encode()).hexdigest()[:12]}",
         }
+
+
+def _plain(engines: Mapping[str, Engine]) -> dict[str, Engine]:
+    """Plain decoding by its name, unless it is there under whatever name."""
+    if any(engine.drafter is None for engine in engines.values()):
+        return {}
+    return {PLAIN: next(iter(engines.values())).without_drafts()}

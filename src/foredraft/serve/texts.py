@@ -13,6 +13,7 @@ from foredraft.serve.jobs import Finished, Stepped
 from foredraft.serve.logprobs import TextLogprobs
 from foredraft.serve.schemas import TextRequest
 from foredraft.serve.service import Service
+from foredraft.serve.told import told_round
 
 DEFAULT_MAX_TOKENS = 16
 """As OpenAI has it."""
@@ -33,6 +34,7 @@ def text_ask(service: Service, body: TextRequest) -> Ask:
         body,
         wanted=body.max_tokens,
         limit=min(DEFAULT_MAX_TOKENS, limit) if body.max_tokens is None else limit,
+        names=service.names if body.wants_trace else None,
     )
 
 
@@ -89,9 +91,10 @@ class TextChoice:
     def step(self, event: Stepped) -> dict[str, Any] | None:
         """What a round added; None if that is nothing to show."""
         step = event.step
-        if self._echo is None and not step.text and not step.logprobs:
+        if self._echo is None and not (step.text or step.logprobs or event.trace):
             return None
-        return self.piece(step.text, step.token_ids, step.logprobs, event.prompt_logprobs, None)
+        piece = self.piece(step.text, step.token_ids, step.logprobs, event.prompt_logprobs, None)
+        return piece | told_round(event)
 
     def end(self, result: Result) -> dict[str, Any]:
         """The last piece, which has no text."""

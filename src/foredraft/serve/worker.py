@@ -207,7 +207,14 @@ class Worker:
         job = self._running[stream]
         if step is not None:
             job.num_tokens += len(step.token_ids)
-            job.tell(Stepped(step, stream.prompt_logprobs))
+            try:
+                trace = None if job.read is None else job.read(stream, step)
+            except Exception as error:  # the trace's fault is its own answer's
+                self._rounds.leave(stream)
+                self._end(stream, "failed")
+                job.tell(Failed(error))
+                return
+            job.tell(Stepped(step, stream.prompt_logprobs, trace))
         if progress.error is not None:
             self._end(stream, "failed")
             job.tell(Failed(progress.error))

@@ -5,74 +5,21 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
-from foredraft.bench.trace.names import TokenNames
-from foredraft.bench.trace.rounds import TokenKind, TracedRound, read_round
-from foredraft.bench.trace.watch import Watch, watched
 from foredraft.config import GenerationOptions
 from foredraft.engine.cost_files import with_rounding
 from foredraft.engine.engine import Engine
 from foredraft.engine.prompts import Prompt
+from foredraft.engine.trace.names import TokenNames
+from foredraft.engine.trace.rounds import TracedRound, read_round
+from foredraft.engine.trace.shown import TraceRound, show_round
+from foredraft.engine.trace.watch import Watch, traceable, watched
 from foredraft.errors import ConfigError
-from foredraft.protocols import RootVerifier
-from foredraft.results import FinishReason, Result, RoundRecord
+from foredraft.results import FinishReason, Result
 
 FORMAT = 1
 """Version of the JSON form."""
-
-Stage = Literal["draft", "target", "verify", "other"]
-STAGES: tuple[Stage, ...] = get_args(Stage)
-Times = dict[Stage, float]
-
-
-@dataclass(frozen=True, slots=True)
-class TraceNode:
-    """A node of a draft tree; the root is the last token of the text before it."""
-
-    parent: int
-    token_id: int
-    name: str
-    """The token by itself."""
-    p: float | None
-    """The target's probability of this token after its parent: the softmax of logits / temperature (1 when
-    greedy), before penalties and filters; None for the root."""
-    q: float | None
-    """The drafter's, likewise; None for the root and from drafters without a law."""
-    accepted: bool
-    """Whether it became part of the answer; the root always is part of the text."""
-
-
-@dataclass(frozen=True, slots=True)
-class TraceToken:
-    """An emitted token."""
-
-    token_id: int
-    kind: TokenKind
-    name: str
-    """The token by itself."""
-    text: str
-    """What it adds to the answer. A token that holds a part of a character adds nothing, and the one that
-    completes it adds all of it."""
-    p: float | None
-    """The target's probability of it, as in `TraceNode`; None where the logits are not finite."""
-
-
-@dataclass(frozen=True, slots=True)
-class TraceRound:
-    """One draft and one target pass."""
-
-    nodes: tuple[TraceNode, ...]
-    """[N] in level order."""
-    tokens: tuple[TraceToken, ...]
-    last: int
-    """The node that the last token follows: where a recovered, bonus or plain token hangs."""
-    cut: bool
-    """Whether a stop or a limit cut off tokens that were verified."""
-    draft_passes: int
-    """Passes of the drafter's model."""
-    times: Times
-    """Milliseconds by stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +69,7 @@ def make_trace(
     Raises:
         ConfigError, PromptError, NumericsError: as in `Engine.generate`.
     """
-    if isinstance(engine.verifier, RootVerifier):
+    if not traceable(engine):
         raise ConfigError(
             f"a trace shows drafts that follow the text's last token, and {method or 'this method'} drafts "
             "from open roots; use foredraft bench, or another method"
@@ -155,34 +102,8 @@ def _rounds(
     texts = added_texts(engine, result)
     for seen, record in zip(rounds, result.stats.rounds, strict=True):
         num_emitted = len(seen.emitted)
-        yield TraceRound(
-            nodes=_nodes(seen, names),
-            tokens=tuple(
-                TraceToken(token, kind, names(token), text, p)
-                for (token, kind, p), text in zip(seen.emitted, texts[:num_emitted], strict=True)
-            ),
-            last=seen.last,
-            cut=record.cut,
-            draft_passes=len(record.draft_rows),
-            times=_times(record),
-        )
+        yield show_round(seen, record, texts[:num_emitted], names)
         del texts[:num_emitted]
-
-
-def _nodes(seen: TracedRound, names: TokenNames) -> tuple[TraceNode, ...]:
-    columns = zip(seen.parents, seen.token_ids, seen.p, seen.q, strict=True)
-    return tuple(
-        TraceNode(parent, token, names(token), p, q, node in seen.accepted)
-        for node, (parent, token, p, q) in enumerate(columns)
-    )
-
-
-def _times(record: RoundRecord) -> Times:
-    stages = record.draft_s, record.target_s, record.verify_s
-    draft, target, verify, other = (
-        round(1000 * seconds, 4) for seconds in (*stages, record.total_s - sum(stages))
-    )
-    return {"draft": draft, "target": target, "verify": verify, "other": other}
 
 
 def added_texts(engine: Engine, result: Result) -> list[str]:

@@ -20,7 +20,7 @@ function picture(character) {
   const code = character.codePointAt(0);
   return code < 0x20 ? String.fromCodePoint(0x2400 + code) : code === 0x7f ? "␡" : character;
 }
-const visible = (name) => Array.from(name, (c, i, all) =>
+const visible = (name) => Array.from(name).map((c, i, all) =>
   c === " " && i > 0 && i < all.length - 1 ? c : picture(c)).join("");
 const quoted = (name) => `“${visible(name)}”`;
 const percent = (p) => p === null ? "–" : p < 0.001 ? "<.1%" : p < 0.0995 ? `${(100 * p).toFixed(1)}%` : `${Math.round(100 * p)}%`;

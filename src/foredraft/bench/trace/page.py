@@ -11,8 +11,9 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from foredraft.bench.trace.document import STAGES, TraceDocument
-from foredraft.bench.trace.rounds import KINDS
+from foredraft.bench.trace.document import TraceDocument
+from foredraft.engine.trace.rounds import KINDS
+from foredraft.engine.trace.shown import STAGES
 
 NUL_PICTURE = "\u2400"
 """Stands in the page's own text for NUL, which HTML cannot hold."""

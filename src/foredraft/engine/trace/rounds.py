@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from foredraft.bench.trace.watch import DraftLevel, Sighting
+from foredraft.engine.trace.watch import DraftLevel, Sighting
 from foredraft.results import Step
 
 TokenKind = Literal["accepted", "recovered", "bonus", "plain"]

@@ -21,6 +21,8 @@ from torch import Tensor
 from foredraft.engine.engine import Engine
 from foredraft.protocols import (
     Candidates,
+    Company,
+    CompanyState,
     DraftLimits,
     FeaturePolicy,
     FeatureState,
@@ -31,6 +33,7 @@ from foredraft.protocols import (
     Policy,
     PolicyState,
     RestoringState,
+    RootVerifier,
     RoundOutcome,
     SelectingState,
     TakeFeatures,
@@ -108,6 +111,11 @@ class Watch:
             if at not in self.scores and above in self.scores:
                 given = scores[node] - scores[copies.parents[node]]
                 self.scores[at] = self.scores[above] + given
+
+
+def traceable(engine: Engine) -> bool:
+    """Whether drafts follow the text's last token, which a trace shows as the root of their tree."""
+    return not isinstance(engine.verifier, RootVerifier)
 
 
 def watched(engine: Engine, watch: Watch) -> Engine:
@@ -242,6 +250,11 @@ class WatchedPolicyState:
     def __init__(self, policy: PolicyState, watch: Watch) -> None:
         self._policy, self._watch = policy, watch
         self._room, self._most_children = 0, 0
+
+    def join(self, company: Company) -> None:
+        """Passed on to a policy that heeds it."""
+        if isinstance(self._policy, CompanyState):
+            self._policy.join(company)
 
     def plan(self, limits: DraftLimits, text: Sequence[int]) -> DraftLimits:
         """Passed on; a new draft begins."""

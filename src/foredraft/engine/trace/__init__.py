@@ -1,0 +1,1 @@
+"""Seeing how an answer is made, round by round, without changing it."""
