@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor
 from foredraft.backends import joint_pass
 from foredraft.backends.hf import HFState, HFTarget
 from foredraft.backends.joint_pass import Joining
+from foredraft.config import MAX_TREE_NODES
 from foredraft.errors import CacheError
 from foredraft.meeting import Meeting
 from tests.tiny_models import TREE_MODELS, tiny_bloom, tiny_eager_llama, tiny_gpt2, tiny_llama
@@ -65,6 +67,35 @@ def test_every_sequence_scores_as_alone(name: str, monkeypatch: pytest.MonkeyPat
         for state in (*alone, *joint):
             state.commit(path)
     assert [s.length for s in joint] == [n + 1 for n in LENGTHS]
+
+
+@settings(max_examples=10, deadline=None)
+@given(sizes=st.lists(st.sampled_from([1, 100, 250, MAX_TREE_NODES]), min_size=1, max_size=5))
+def test_a_joint_pass_has_no_more_rows_than_the_largest_tree(sizes: list[int]) -> None:
+    """Logits of all rows are in memory at a time: a batch of prompts that are read must not multiply it."""
+    target = HFTarget(tiny_llama())
+    assert target.joining is not None
+    passes: list[int] = []
+    forward = target.forward
+
+    class Noting:
+        def __call__(self, token_ids: Any, **given: Any) -> Tensor:
+            passes.append(len(token_ids))
+            return forward(token_ids, **given)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(forward, name)
+
+    trees = [list(range(-1, size - 1)) for size in sizes]
+    alone, joint = (started(target, LENGTHS[: len(sizes)]) for _ in range(2))
+    expected = one_by_one(alone, trees)
+    target.forward = Noting()  # type: ignore[assignment]
+    got = scored(joint, trees)
+    for rows, wanted in zip(got, expected, strict=True):
+        torch.testing.assert_close(rows, wanted, **EXACT)
+    assert sum(passes) == sum(sizes)
+    assert max(passes) <= MAX_TREE_NODES
+    assert all(a + b > MAX_TREE_NODES for a, b in itertools.pairwise(passes))
 
 
 def test_which_way_models_join() -> None:

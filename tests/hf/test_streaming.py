@@ -47,6 +47,18 @@ def test_a_streamer_of_the_call(count: int, max_batch: int, ends: Any) -> None:
     assert len(mine.got) > 5
 
 
+def test_a_row_that_has_no_room_to_go_on_holds_nothing_back() -> None:
+    """Without end tokens rows go on until all have stopped; the longest prompt has the least room."""
+    model, mine = tiny_llama(max_position_embeddings=20), Recorder()
+    asked = {"max_new_tokens": 30, "eos_token_id": None, "pad_token_id": 0}
+    inputs = batch([[5, 6, 7, 8, 5, 6, 9, 9, 9, 9], [9]])
+    found = model.generate(**inputs, **asked, custom_generate=CustomGenerate("ngram"), sink=mine)
+    prompts, *columns, end = mine.got
+    assert prompts == inputs["input_ids"].tolist()
+    assert columns == found[:, 10:].T.tolist()
+    assert end is None
+
+
 def test_a_streamer_of_the_object() -> None:
     theirs, mine, other = Recorder(), Recorder(), Recorder()
     plain(streamer=theirs)

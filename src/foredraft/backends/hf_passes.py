@@ -12,6 +12,7 @@ from torch import Tensor
 
 from foredraft.backends.hf_taps import Shown
 from foredraft.backends.joint_pass import Joining, JointPass, Masks
+from foredraft.config import MAX_TREE_NODES
 
 if TYPE_CHECKING:
     from foredraft.backends.hf import HFTarget
@@ -50,7 +51,7 @@ class ScoringPasses:
         self._target = target
 
     def run(self, scorings: Sequence[Scoring]) -> list[Tensor]:
-        """Logits [n, rows of the head] of each, in one pass if the model can join sequences.
+        """Logits [n, rows of the head] of each, in few passes if the model can join sequences.
 
         Raises:
             CacheError: the model did not write its cache as asked.
@@ -58,7 +59,11 @@ class ScoringPasses:
         joining = self._target.joining if len(scorings) > 1 else None
         if joining is None:
             return [self._alone(scoring) for scoring in scorings]
-        return self.together(scorings, joining)
+        scored: list[Tensor] = []
+        for group in _groups(scorings):
+            one = len(group) == 1
+            scored += [self._alone(group[0])] if one else self.together(group, joining)
+        return scored
 
     def _alone(self, scoring: Scoring) -> Tensor:
         state, masks = scoring.state, self._target.masks
@@ -110,3 +115,16 @@ class ScoringPasses:
         if joining is Joining.APART and masks.build(*place) is None:
             return dict.fromkeys(masks.layer_types)
         return masks.by_kind(*place)
+
+
+def _groups(scorings: Sequence[Scoring]) -> list[list[Scoring]]:
+    """Neighbours whose rows are one pass: no more of them than the largest tree has, or one scoring's."""
+    groups: list[list[Scoring]] = []
+    rows = MAX_TREE_NODES
+    for scoring in scorings:
+        rows += len(scoring.token_ids)
+        if rows > MAX_TREE_NODES:
+            groups.append([])
+            rows = len(scoring.token_ids)
+        groups[-1].append(scoring)
+    return groups

@@ -11,7 +11,7 @@ from foredraft.protocols import ModelState
 from foredraft.results import TokenLogprob
 
 PROMPT_ROWS = 128
-"""Prompt tokens in one pass whose logits are read: 128 rows of 256k tokens are 128 MB in float32."""
+"""Tokens of one prompt in a pass whose logits are read: 128 rows of 256k tokens are 128 MB in float32."""
 
 
 def logprobs_of(logits: Tensor, token_ids: Sequence[int], count: int) -> tuple[TokenLogprob, ...]:

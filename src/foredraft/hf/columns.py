@@ -39,7 +39,9 @@ class Columns:
         self._show()
 
     def end(self) -> None:
-        """No more tokens come at all."""
+        """No more tokens come at all: what waited for rows that could not go on is shown."""
+        self._ended.update(range(len(self._rows)))
+        self._show()
         self._streamer.end()
 
     def _show(self) -> None:
