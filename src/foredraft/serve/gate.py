@@ -31,7 +31,7 @@ class Gate:
         self, app: ASGIApp, *, api_keys: Sequence[str], max_body_bytes: int, metrics: Metrics
     ) -> None:
         self._app, self._metrics = app, metrics
-        self._keys = [_digest(key) for key in api_keys]
+        self._keys = [_digest(key.strip()) for key in api_keys]  # as those that are sent
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
