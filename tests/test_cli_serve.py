@@ -56,6 +56,10 @@ def complaint(*arguments: str | Path, code: int = USAGE) -> str:
         (["--grace-s", "-1"], "--grace-s -1"),
         (["--time-limit-s", "0"], "--time-limit-s 0"),
         (["--api-key", " "], "empty key"),
+        (["--api-key", "\udcff"], "not valid UTF-8"),
+        (["--served-name", ""], "name the model"),
+        (["--served-name", "\udcff"], "name the model"),
+        (["--host", ""], "--host '' is not allowed"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_sentence(

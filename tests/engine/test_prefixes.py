@@ -233,3 +233,32 @@ def test_load_takes_the_memory() -> None:
 def test_a_target_that_keeps_no_rows_is_refused() -> None:
     with pytest.raises(ConfigError, match="TableModel keeps no rows of its texts, so leave it out"):
         load(TableModel.random(11, 2), method="autoregressive", prefix_cache_mb=1.0)
+
+
+def _written(model: Any) -> None:
+    with torch.no_grad():
+        model.model.layers[0].self_attn.k_proj.weight.mul_(-1)
+
+
+def _loaded(model: Any) -> None:
+    model.load_state_dict(tiny_llama(seed=9).state_dict())
+
+
+def _exchanged(model: Any) -> None:
+    model.model.layers[1] = tiny_llama(seed=9).model.layers[1]
+
+
+@pytest.mark.parametrize("change", [_written, _loaded, _exchanged])
+def test_changed_weights_are_another_model(change: Any) -> None:
+    """As in a training that generates between its steps."""
+    model = tiny_llama()
+    made = engine("ngram", PLENTY, model)
+    prompt = words(60)
+    before = made.generate(prompt, max_new_tokens=8).token_ids
+    change(model)
+    after = made.generate(prompt, max_new_tokens=8)
+    assert (
+        after.token_ids == engine("ngram", None, model).generate(prompt, max_new_tokens=8).token_ids
+    )
+    assert (after.token_ids != before, after.stats.cached_prompt_tokens) == (True, 0)
+    assert made.generate(prompt, max_new_tokens=8).stats.cached_prompt_tokens == 48

@@ -166,3 +166,25 @@ def test_threads() -> None:
     for thread in threads:
         thread.join()
     assert all(torch.equal(got[i], expected[i]) for i in range(len(calls)))
+
+
+def test_a_vocabulary_that_has_grown_is_seen() -> None:
+    model, custom = tiny_llama(), CustomGenerate("ngram")
+    model.generate(**batch(), custom_generate=custom, **DEFAULTS)
+    model.resize_token_embeddings(130, mean_resizing=False)
+    with torch.no_grad():
+        model.lm_head.weight[97:] = 1.5 * model.lm_head.weight[:33]
+    expected = model.generate(**batch(), **DEFAULTS)
+    assert expected.max() >= 97
+    assert torch.equal(model.generate(**batch(), custom_generate=custom, **DEFAULTS), expected)
+
+
+def test_a_model_in_training_is_answered_by_its_weights_of_now() -> None:
+    model, custom = tiny_llama(), CustomGenerate("ngram", prefix_cache_mb=8)
+    inputs = batch([list(range(5, 45))])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for _ in range(2):
+        found = model.generate(**inputs, custom_generate=custom, **DEFAULTS)
+        assert torch.equal(found, model.generate(**inputs, **DEFAULTS))
+        model(**inputs, labels=inputs["input_ids"]).loss.backward()
+        optimizer.step()

@@ -53,3 +53,8 @@ def test_other_masks(mask: list[list[int]], words: str) -> None:
 def test_positions_of_their_own(positions: list[list[int]]) -> None:
     with pytest.raises(PromptError, match="leave them out"):
         read_rows(torch.tensor([[5, 6, 7]]), None, torch.tensor(positions))
+
+
+def test_a_batch_without_rows_is_refused() -> None:
+    with pytest.raises(PromptError, match="no rows"):
+        read_rows(torch.zeros(0, 3, dtype=torch.long), None)

@@ -254,7 +254,7 @@ def test_the_official_client_raises_its_own_errors(server: Live) -> None:
 
 @pytest.fixture(scope="module")
 def locked() -> Iterator[Live]:
-    with live(api_keys=("first", "sécond")) as running:
+    with live(api_keys=("first", " sécond ")) as running:
         yield running
 
 

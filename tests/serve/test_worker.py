@@ -264,7 +264,9 @@ def test_a_stopped_worker_fails_what_is_left() -> None:
         ("grace_s", -1),
         ("grace_s", float("nan")),
         ("model_name", ""),
+        ("model_name", "\udcff"),
         ("api_keys", ("a", " ")),
+        ("api_keys", ("a", "\udcff")),
     ],
 )
 def test_a_setting_that_cannot_be_is_refused_and_named(name: str, value: Any) -> None:

@@ -88,6 +88,7 @@ class HFTarget:
         self.prefix_cache = (
             None if max_bytes is None else PrefixCache(max_bytes, self.layout.row_bytes)
         )
+        self._weights = hf_facts.weights_mark(model)
         self.passes = ScoringPasses(self)
         self._joining: tuple[Joining | None] | None = None  # not tried out yet
         self._lock = threading.Lock()
@@ -175,7 +176,13 @@ class HFTarget:
 
     def _follower(self, cache: KVCache, taps: Sequence[int] = ()) -> PrefixFollower | None:
         prefixes = self.prefix_cache
-        return None if prefixes is None else PrefixFollower(prefixes, cache, taps)
+        if prefixes is None:
+            return None
+        mark = hf_facts.weights_mark(self.model)
+        if mark != self._weights:  # rows of other weights would be another model's text
+            prefixes.clear()
+            self._weights = mark
+        return PrefixFollower(prefixes, cache, taps)
 
     def _cache(self, capacity: int) -> KVCache:
         try:

@@ -114,3 +114,8 @@ def has_hidden_window(config: Any, layout: KVLayout) -> bool:
 def devices(model: Any) -> set[torch.device]:
     """Every device that holds weights."""
     return {parameter.device for parameter in model.parameters()}
+
+
+def weights_mark(model: Any) -> tuple[tuple[int, int], ...]:
+    """What changes when weights are exchanged or written in place (but through `.data`): a moment's look."""
+    return tuple((p.data_ptr(), -1 if p.is_inference() else p._version) for p in model.parameters())

@@ -74,8 +74,9 @@ def serve(
     """Serve a model to OpenAI's clients: chats and texts, streamed or whole, with the same words sooner."""
     with clear_failures():
         _check_installed()
+        _check_host(host)
         settings = ServeSettings(
-            model_name=served_name or _name_of(model),
+            model_name=_name_of(model) if served_name is None else served_name,
             api_keys=tuple(api_key or ()),
             max_batch=max_batch,
             max_queue=max_queue,
@@ -102,6 +103,13 @@ def _check_installed() -> None:
     if missing:
         raise ConfigError(
             f"the server needs {', '.join(missing)}; install it with: pip install 'foredraft[serve]'"
+        )
+
+
+def _check_host(host: str) -> None:
+    if not host.strip():
+        raise ConfigError(
+            f"host={host!r} is not allowed; give an address, or 0.0.0.0 for all of them"
         )
 
 

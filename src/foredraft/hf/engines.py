@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from foredraft.backends.hf import HFTarget
+from foredraft.backends.hf_facts import vocab_size
 from foredraft.engine.engine import Engine
 from foredraft.engine.load import load
 from foredraft.engine.prefixes import prefix_caches
@@ -115,7 +116,7 @@ class Engines:
     """The engines of one choice. May be asked from several threads.
 
     A model's engines go when it goes, unless the library has bound it to itself (as `device_map` over several
-    devices does); they are built anew when its dtype, device or attention has changed.
+    devices does); they are built anew when its dtype, device, attention or vocabulary has changed.
     """
 
     def __init__(self, choice: Choice) -> None:
@@ -125,7 +126,8 @@ class Engines:
 
     def of(self, model: Any, method: str | None) -> Engine:
         """The engine for a model and a method."""
-        facts = (model.dtype, model.device, model.config._attn_implementation)
+        attention, size = model.config._attn_implementation, vocab_size(model, None)
+        facts = (model.dtype, model.device, attention, size)
         with self._lock:
             loaded = self._loaded.get(model)
             if loaded is None or loaded.facts != facts:

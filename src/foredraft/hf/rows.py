@@ -40,6 +40,8 @@ def read_rows(
     Raises:
         PromptError: a row is empty or padded elsewhere than on its left, or has positions of its own.
     """
+    if not len(input_ids):
+        raise PromptError("the batch has no rows; give one prompt at least")
     mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
     if mask.shape != input_ids.shape:
         raise PromptError(

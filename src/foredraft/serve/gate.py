@@ -38,7 +38,7 @@ class Gate:
         metrics: Metrics,
     ) -> None:
         self._app, self._metrics, self._open_paths = app, metrics, frozenset(open_paths)
-        self._keys = [_digest(key) for key in api_keys]
+        self._keys = [_digest(key.strip()) for key in api_keys]  # as those that are sent
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -57,12 +57,25 @@ class ServeSettings:
             )
         if not 0 <= self.grace_s < math.inf:
             raise ConfigError(f"grace_s={self.grace_s!r} is not allowed; give 0 or more")
-        if not self.model_name:
-            raise ConfigError("model_name='' is not allowed; name the model")
+        if not self.model_name or not _is_text(self.model_name):
+            raise ConfigError(
+                f"model_name={self.model_name!r} is not allowed; name the model in valid text"
+            )
         if not all(key.strip() for key in self.api_keys):
             raise ConfigError("api_keys has an empty key, which anybody would have; give a secret")
+        if not all(map(_is_text, self.api_keys)):
+            raise ConfigError("api_keys has a key that is not valid UTF-8; give another")
 
     @property
     def capacity(self) -> int:
         """Answers that may be in the server at the same time."""
         return self.max_batch + self.max_queue
+
+
+def _is_text(value: str) -> bool:
+    """Whether no byte of it is half a character, as of a command line or a path in another encoding."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
