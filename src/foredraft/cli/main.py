@@ -11,6 +11,7 @@ import typer
 from foredraft import __version__
 from foredraft.cli import bench, data, train
 from foredraft.cli.calibrate import calibrate
+from foredraft.cli.export import export
 from foredraft.cli.generate import generate
 from foredraft.cli.serve import serve
 from foredraft.cli.trace import trace
@@ -25,6 +26,7 @@ app.command()(generate)
 app.command()(serve)
 app.command()(trace)
 app.command()(calibrate)
+app.command()(export)
 app.add_typer(bench.app, name="bench")
 app.add_typer(data.app, name="data")
 app.add_typer(train.app, name="train")
