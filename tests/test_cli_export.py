@@ -15,6 +15,7 @@ from foredraft.backends.hf import HFTarget
 from foredraft.cli.main import app
 from foredraft.drafters.eagle.checkpoint import load_head, save_head
 from foredraft.drafters.eagle.head import EagleHead
+from foredraft.zoo import published_name
 from tests.tiny_folders import save_folder
 
 FAILURE, USAGE = 1, 2
@@ -50,6 +51,9 @@ def test_a_head_is_exported_and_drafts(place: Path, tmp_path: Path, form: str) -
     out = tmp_path / "out"
     done = export(place, str(place / "head"), "--format", form, "--out", str(out), "--json")
     assert done.exit_code == 0, done.stderr
+    if form == "speculators":
+        config = json.loads((out / "config.json").read_text())
+        assert config["speculators_config"]["verifier"]["name_or_path"] == str(place / "model")
     said = json.loads(done.stdout.splitlines()[-1])
     assert said["format"] == form
     assert 0 < said["bytes"] < (out / "model.safetensors").stat().st_size
@@ -83,6 +87,11 @@ def test_what_cannot_be_exported(
     done = export(place, str(place / "head"), *arguments, "--out", str(out))
     assert (done.exit_code, out.exists()) == (USAGE, False)
     assert said in done.stderr
+
+
+def test_a_model_of_ours_is_named_as_it_is_published() -> None:
+    assert published_name("smollm2") == "HuggingFaceTB/SmolLM2-135M-Instruct"
+    assert published_name("org/model") == "org/model"
 
 
 def test_nothing_that_is_there_is_replaced(place: Path) -> None:

@@ -12,6 +12,7 @@ from foredraft.cli import common
 from foredraft.cli.failures import clear_failures
 from foredraft.drafters.eagle.format_names import FORMATS, Format
 from foredraft.errors import ConfigError, suggestion
+from foredraft.zoo import published_name
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -28,7 +29,9 @@ def export(
     ] = "float32",
     verifier: Annotated[
         str | None,
-        typer.Option(help="What the reader calls the model; speculators has a place for it."),
+        typer.Option(
+            help="What speculators calls the model: a hub id, or a folder; --model if left out."
+        ),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON document as the last line.")
@@ -82,5 +85,5 @@ def _write(head: str, form: Format, out: Path, model: str, dtype: str, verifier:
         form,
         num_layers=config.num_hidden_layers,
         dtype=getattr(torch, dtype),
-        verifier=verifier,
+        verifier=verifier or published_name(model),
     )

@@ -48,7 +48,8 @@ def export_head(
         form: one of `FORMATS`.
         num_layers: of the head's target.
         dtype: of the numbers that are written; None keeps the head's.
-        verifier: the target's name for the reader, which only `speculators` has a place for.
+        verifier: the target's hub id or folder, which only `speculators` has a place for: its own code
+            loads no head that lacks it.
 
     Returns:
         The bytes of the tensors.
