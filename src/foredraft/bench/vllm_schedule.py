@@ -3,8 +3,8 @@
 vLLM drafts chains of one length for a whole batch, and takes the length from a table of batch sizes
 (`num_speculative_tokens_per_batch_size`, entries `[first, last, length]`). A pass over B texts with drafts of
 length K has B (1 + K) rows, and each of the K passes of the drafter has B. So wide passes are priced by the
-table of `calibrate`, all rows behind one text, and the length of most tokens a second is taken. What vLLM's own
-passes cost is not measured: the schedule is as good for it as its passes are like ours.
+table of `calibrate`, all rows behind one text, and the length of most tokens a second is taken. What vLLM's
+own passes cost is not measured: the schedule is as good for it as its passes are like ours.
 """
 
 from __future__ import annotations
