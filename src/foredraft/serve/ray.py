@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from ray import serve
-
 from foredraft.engine.load import best_method
 from foredraft.engine.several import load_several
 from foredraft.errors import ConfigError, suggestion
@@ -99,6 +97,8 @@ def app(arguments: dict[str, Any]) -> Application:
     Raises:
         ConfigError: as in `Replicas.of`.
     """
+    from ray import serve
+
     chosen = Replicas.of(arguments)
     settings = chosen.settings()
 
