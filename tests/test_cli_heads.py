@@ -105,6 +105,37 @@ def test_calibrate_times_a_head(
     assert passes.nodes == (1, 4)
 
 
+def test_calibrate_writes_a_schedule_for_vllm(
+    folders: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FOREDRAFT_HOME", str(tmp_path))
+    named = ["--model", folders[0], "--drafter", folders[1], "--dtype", "float32"]
+    grid = ["--nodes", "1,4", "--contexts", "16", "--budget", "0.2"]
+    file = tmp_path / "config.json"
+    asked = ["--export", "vllm", "--export-out", str(file), "--max-batch", "6"]
+    done = run("calibrate", *named, *grid, *asked)
+    assert done.exit_code == 0, done.stderr
+    config = json.loads(file.read_text())
+    assert (config["method"], config["model"]) == ("eagle3", folders[1])
+    entries = config["num_speculative_tokens_per_batch_size"]
+    assert (entries[0][0], entries[-1][1]) == (1, 6)
+    assert "Draft lengths by batch size" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (("--export", "sglang"), "--export 'sglang' is unknown; available: vllm"),
+        (("--export", "vllm", "--max-batch", "0"), "--max-batch 0 is not allowed"),
+    ],
+)
+def test_schedules_that_cannot_be_written(
+    folders: tuple[str, str], wrong: tuple[str, ...], said: str
+) -> None:
+    done = run("calibrate", "--model", folders[0], "--drafter", folders[1], *wrong)
+    assert (done.exit_code, said in done.stderr) == (USAGE, True)
+
+
 def test_rounded_weights_are_priced_and_traced_as_such(
     folders: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

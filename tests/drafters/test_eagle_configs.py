@@ -160,8 +160,9 @@ def test_other_rotary_embeddings_are_refused(tmp_path: Path, rope: dict[str, Any
 def test_taps_by_default_by_name_or_nested(tmp_path: Path, name: str, dialect: Any) -> None:
     config, tensors = dialect()
     field = "eagle_aux_hidden_state_layer_ids"
-    for value, taps in ((None, PUBLISHED_TAPS), ([0, 3, 8], (0, 3, 8))):
-        named = {name: {field: value}} if name == "eagle_config" else {name: value}
+    nested = name == "eagle_config"  # where SGLang counts a layer's output, the next one's input
+    for value, taps in ((None, PUBLISHED_TAPS), ([0, 3, 6], (1, 4, 7) if nested else (0, 3, 6))):
+        named = {name: {field: value}} if nested else {name: value}
         assert load(tmp_path, (config | named, tensors)).config.taps == taps
     assert load(tmp_path, (config, tensors)).config.taps == PUBLISHED_TAPS
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from foredraft.bench.trace.watch import Watch, watched
 
 from foredraft import Engine, GenerationOptions, load
 from foredraft.backends.hf import HFTarget
 from foredraft.backends.kv_cache import BLOCK_ROWS
 from foredraft.backends.prefix_cache import MEGABYTE
 from foredraft.backends.table import TableModel
-from foredraft.bench.trace.watch import Watch, watched
 from foredraft.drafters.eagle.drafter import EagleDrafter
 from foredraft.engine.prefixes import keep_prefixes, prefix_counts
 from foredraft.errors import ConfigError

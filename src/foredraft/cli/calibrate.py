@@ -6,13 +6,14 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
 from foredraft.cli import common
+from foredraft.cli.calibrate_export import MAX_BATCH, ScheduleFile, export_schedule, schedule_line
 from foredraft.cli.failures import clear_failures
 from foredraft.config import GenerationOptions
 from foredraft.costs import (
@@ -58,6 +59,14 @@ def calibrate(
     ] = 0.0,
     budget: Annotated[float, typer.Option(help="Seconds to measure, loading apart.")] = BUDGET_S,
     out: Annotated[Path | None, typer.Option(help="Write the table to this JSON file too.")] = None,
+    export: Annotated[
+        str | None,
+        typer.Option(help="vllm: write how long a head's drafts should be at each batch size too."),
+    ] = None,
+    export_out: Annotated[
+        Path, typer.Option(help="That file: a --speculative-config of vLLM.")
+    ] = Path("speculative-config.json"),
+    max_batch: Annotated[int, typer.Option(help="The largest batch size in it.")] = MAX_BATCH,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON document as the last line.")
     ] = False,
@@ -69,27 +78,42 @@ def calibrate(
         options = GenerationOptions(temperature=temperature)
         if out is not None:
             check_writable(out)
-        from foredraft.engine.choosing import best_method
-
-        name = best_method(model, drafter)
-        engine = common.load_engine(
+        file = None if export is None else ScheduleFile(export, export_out, max_batch)
+        if file is not None:
+            file.check()
+        engines = _load(
             model,
-            method=name,
-            drafter=drafter,
+            file,
+            drafter,
             dtype=dtype,
             device=device,
             compile=compile,
             quantize=quantize,
             cuda_graphs=cuda_graphs,
         )
-        table = _measure(engine, name, grid, budget, options)
+        engine = next(iter(engines.values()))
+        table = _measure(engines, grid, budget, options)
         _show(table, model, grid, as_json)
         _keep(table, engine, model, out)
+        if file is not None:
+            config = export_schedule(file, table, engines, drafter, options)
+            common.console(stderr=True).print(schedule_line(file, config), soft_wrap=True)
+
+
+def _load(
+    model: str, file: ScheduleFile | None, drafter: str | None, **options: Any
+) -> dict[str, Engine]:
+    """The method that is taken by itself, first; and the chain of a schedule."""
+    from foredraft.engine.choosing import best_method
+
+    name = best_method(model, drafter)
+    if file is None:
+        return {name: common.load_engine(model, method=name, drafter=drafter, **options)}
+    return common.load_engines(model, [name, file.method], drafter, **options)
 
 
 def _measure(
-    engine: Engine,
-    name: str,
+    engines: dict[str, Engine],
     grid: tuple[Sequence[int], Sequence[int]],
     budget_s: float,
     options: GenerationOptions,
@@ -99,18 +123,19 @@ def _measure(
     from foredraft.engine import calibration
     from foredraft.engine.cost_files import dtype_of
 
+    target = next(iter(engines.values())).target
     console = common.console(stderr=True)
     with console.status("starting", refresh_per_second=REFRESHES_PER_S) as status:
         table = calibration.calibrate(
-            engine.target,
-            {name: engine},
+            target,
+            engines,
             options,
             nodes=grid[0],
             contexts=grid[1],
             budget_s=budget_s,
             report=lambda line: status.update(Text(line)),
         )
-    facts = {**provenance(engine.target.device), "dtype": dtype_of(engine.target)}
+    facts = {**provenance(target.device), "dtype": dtype_of(target)}
     return dataclasses.replace(table, provenance={**facts, **table.provenance})
 
 

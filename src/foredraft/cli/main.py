@@ -12,6 +12,7 @@ from foredraft import __version__
 from foredraft.cli import bench, data, train
 from foredraft.cli.calibrate import calibrate
 from foredraft.cli.chat import chat
+from foredraft.cli.export import export
 from foredraft.cli.generate import generate
 from foredraft.cli.serve import serve
 from foredraft.cli.trace import trace
@@ -26,6 +27,7 @@ app.command()(chat)
 app.command()(serve)
 app.command()(trace)
 app.command()(calibrate)
+app.command()(export)
 app.add_typer(bench.app, name="bench")
 app.add_typer(data.app, name="data")
 app.add_typer(train.app, name="train")

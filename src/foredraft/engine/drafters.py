@@ -147,8 +147,7 @@ def read_head(source: Any, target: Target, quantize: str | None = None) -> Eagle
     if isinstance(source, EagleHead):
         check_fits(source.config, TargetSizes.of(model))
         return source
-    path = Path(os.path.expanduser(source))
-    folder = path if os.path.exists(path) else _fetch(str(source))
+    folder = head_folder(source)
     head = load_head(folder, model)
     if quantize is None:
         join_linears(head)
@@ -156,6 +155,16 @@ def read_head(source: Any, target: Target, quantize: str | None = None) -> Eagle
         head.quantize(quantize)
     _warn_of_others_weights(folder, model)
     return head
+
+
+def head_folder(source: str | Path) -> Path:
+    """The folder of a head, from a path or a repository of the hub.
+
+    Raises:
+        ModelError: there is none.
+    """
+    path = Path(os.path.expanduser(source))
+    return path if os.path.exists(path) else _fetch(str(source))
 
 
 def is_student(source: Any) -> bool:

@@ -5,7 +5,14 @@ first call fetches it into the user's cache; later calls only look there. `zoo.s
 is the folder of a drafter for it, which comes with the package.
 """
 
-from foredraft.zoo.registry import EMBEDDED, EmbeddedModel, gguf_file, is_embedded, path
+from foredraft.zoo.registry import (
+    EMBEDDED,
+    EmbeddedModel,
+    gguf_file,
+    is_embedded,
+    path,
+    published_name,
+)
 from foredraft.zoo.shipped import BEST_METHODS, shipped, shipped_head
 
 __all__ = [
@@ -15,6 +22,7 @@ __all__ = [
     "gguf_file",
     "is_embedded",
     "path",
+    "published_name",
     "shipped",
     "shipped_head",
 ]

@@ -49,6 +49,12 @@ def is_embedded(name: str) -> bool:
     return name in EMBEDDED
 
 
+def published_name(name: str) -> str:
+    """What a model is called outside of this package: its hub id, where the name is one of ours."""
+    sources = EMBEDDED[name].sources if name in EMBEDDED else ()
+    return next((source.repo for source in sources if isinstance(source, HubSource)), name)
+
+
 def path(
     name: str,
     *,

@@ -112,7 +112,9 @@ def save_head(
         raise ConfigError(f"unknown layout {layout!r} of a head; available: {', '.join(LAYOUTS)}")
     if with_embeddings is False and head.own_embeddings:
         raise ConfigError("the head has embeddings of its own; they cannot be left out")
-    tensors = _own_tensors(head, layout, bool(with_embeddings))
+    tensors = own_tensors(head, layout)
+    if with_embeddings and not head.own_embeddings:
+        tensors["embed_tokens.weight"] = embedding_rows(head)
     if layout == "foredraft":
         tensors = int8_rows.pack(tensors)
     names = {name: layouts.published_name(name, layout, head.config.variant) for name in tensors}
@@ -207,13 +209,13 @@ def _ours(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 # --- writing ----------------------------------------------------------------------------------------
 
 
-def _own_tensors(head: EagleHead, layout: Layout, with_embeddings: bool) -> dict[str, Tensor]:
-    """What a folder of this layout holds, by our names."""
+def own_tensors(head: EagleHead, layout: str) -> dict[str, Tensor]:
+    """What a folder of this layout holds, by our names; without embeddings that are the target's.
+
+    Raises:
+        ConfigError: a layout that cannot say what the target does to the logits of a borrowed head.
+    """
     tensors = {name: t for name, t in head.state_dict().items() if name != "target_ids"}
-    if with_embeddings and not head.own_embeddings:
-        weight = head.ends.embed.weight
-        assert isinstance(weight, Tensor)
-        tensors["embed_tokens.weight"] = weight.clone()
     if head.config.variant == 3 and not head.own_lm_head and layout != COMPACT:
         tensors["lm_head.weight"] = _as_own_lm_head(head, layout)
     if head.target_ids is not None:
@@ -223,7 +225,14 @@ def _own_tensors(head: EagleHead, layout: Layout, with_embeddings: bool) -> dict
     return tensors
 
 
-def _as_own_lm_head(head: EagleHead, layout: Layout) -> Tensor:
+def embedding_rows(head: EagleHead) -> Tensor:
+    """[V, h] the embeddings that the head reads, with whatever the target's module does to them."""
+    ids = torch.arange(head.config.vocab_size, device=head.ends.device)
+    with torch.no_grad():
+        return head.embed(ids)
+
+
+def _as_own_lm_head(head: EagleHead, layout: str) -> Tensor:
     """[Vd, h] the target's rows as those of a head of its own, which has no more than a product."""
     ends = head.ends
     if ends.softcap is not None or ends.lm_bias is not None:

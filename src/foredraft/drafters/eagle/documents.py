@@ -64,18 +64,19 @@ def _of_variant_3(config: HeadConfig) -> dict[str, Any]:
 
 def _flat(config: HeadConfig) -> dict[str, Any]:
     """EAGLE's own form."""
+    layer = _layer(config)
+    if layer["rope_scaling"] is not None:  # EAGLE's own code knows the older name alone
+        layer["rope_scaling"] |= {"type": layer["rope_scaling"]["rope_type"]}
     if config.variant == 1:
-        return {
-            "architectures": ["EagleLlamaForCausalLM"],
-            **_layer(config),
-            "bias": config.fc_bias,
-        }
-    return {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        **_layer(config),
-        "bias": config.fc_bias,
-        **_of_variant_3(config),
-    }
+        return {"architectures": ["EagleLlamaForCausalLM"], **layer, **_fc_bias(config)}
+    named = {"architectures": ["LlamaForCausalLMEagle3"]}
+    return named | layer | _fc_bias(config) | _of_variant_3(config)
+
+
+def _fc_bias(config: HeadConfig) -> dict[str, Any]:
+    """`bias` where it is not what readers assume: some take true for biases of the attention too."""
+    usual = config.variant == 1
+    return {} if config.fc_bias == usual else {"bias": config.fc_bias}
 
 
 def _speculators(config: HeadConfig) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +13,13 @@ from foredraft.drafters.eagle.config import HeadConfig, Variant, check_rope, pub
 from foredraft.drafters.eagle.layouts import QKV
 from foredraft.errors import ConfigError, ModelError
 
-NESTED = ("eagle_config", "transformer_layer_config")
+EAGLE_CONFIG = "eagle_config"
+"""Where SGLang and SpecForge name the taps, counting a layer's output where others count its input."""
+NESTED = (EAGLE_CONFIG, "transformer_layer_config")
 """Objects of config.json in which a field may stand, after the top level."""
 TAPS = "eagle_aux_hidden_state_layer_ids"
+AUX_COUNT = "num_aux_hidden_states"
+"""How many taps a head has, for readers that do not count them."""
 LLAMA_DEFAULTS: Mapping[str, Any] = {
     "num_attention_heads": 32,
     "rms_norm_eps": 1e-6,
@@ -71,8 +75,13 @@ class Fields:
     """The fields of a config.json, wherever in it they stand; null counts as left out."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
+        self._config = config
         nested = (config.get(name) for name in NESTED)
         self._sources = [config, *(part for part in nested if isinstance(part, Mapping))]
+
+    def without(self, nested: str) -> Fields:
+        """The fields outside of one of the nested objects."""
+        return Fields({name: value for name, value in self._config.items() if name != nested})
 
     def get(self, name: str) -> Any:
         """The first value that is given; None without one."""
@@ -222,9 +231,7 @@ def _taps(
 ) -> tuple[int, ...]:
     if variant == 1:
         return (target.num_layers,)
-    ids = fields.get(TAPS)
-    if ids is not None and not (isinstance(ids, list) and all(type(i) is int for i in ids)):
-        raise ModelError(f"{TAPS} in the head's config.json is {ids!r}, not a list of layers")
+    ids: Sequence[int] | None = _named_taps(fields)
     fused = tensors["fc.weight"].shape[-1] if "fc.weight" in tensors else None
     count = None if fused is None else fused // target.hidden_size
     if not ids:
@@ -244,6 +251,21 @@ def _taps(
                 f"{target.num_layers} layers; {way_out}, or give the target it was trained for"
             )
     return tuple(ids)
+
+
+def _named_taps(fields: Fields) -> list[int] | None:
+    """The taps by config.json, as we number them; None where it names none.
+
+    The id of a layer means its input, but in `eagle_config` its output, which is the next one's input.
+    """
+    ids = fields.without(EAGLE_CONFIG).get(TAPS)
+    is_input = ids is not None
+    ids = ids if is_input else fields.get(TAPS)
+    if ids is None:
+        return None
+    if not (isinstance(ids, list) and all(type(i) is int for i in ids)):
+        raise ModelError(f"{TAPS} in the head's config.json is {ids!r}, not a list of layers")
+    return ids if is_input else [i + 1 for i in ids]
 
 
 def _activation(fields: Fields) -> str:
