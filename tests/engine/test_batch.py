@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from foredraft import Engine, GenerationOptions
+from foredraft.backends import hf
 from foredraft.backends.hf import HFTarget
 from foredraft.backends.table import TableModel
 from foredraft.costs import PassCosts
@@ -280,6 +281,16 @@ def test_leaving_early_gives_all_memory_back() -> None:
     assert [p.finished for p in batch.round()] == [True]
     assert len(batch) == 0
     assert len(target._spare) == 2
+
+
+def test_long_texts_of_a_batch_do_not_hold_their_memory_for_good(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hf, "SPARE_ROWS", 1500)
+    target = HFTarget(tiny_llama())
+    Engine(target).generate_batch([[5] * 300] * 4, max_new_tokens=3)
+    assert 1 <= len(target._spare) < 3
+    assert sum(cache.capacity for cache in target._spare) <= 1500
 
 
 def test_the_tensors_of_a_batch_serve_later_requests_alone() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -29,7 +29,9 @@ from foredraft.meeting import Serve
 
 PROBE_CAPACITY = 64
 SPARE_CACHES = 8
-"""Buffers of finished sequences that are kept for the next ones."""
+"""Buffers of finished sequences that are kept for the next ones, at most."""
+SPARE_ROWS = 8192
+"""Rows that these may have together, but for the latest one: long texts in a batch do not hold memory for good."""
 
 __all__ = ["ForwardPass", "HFState", "HFTarget", "ShownState", "TappedState"]
 
@@ -196,6 +198,9 @@ class HFTarget:
         """Keep the buffers of a finished sequence for the next one."""
         cache.reset()
         self._spare.append(cache)
+        while len(self._spare) > 1 and sum(c.capacity for c in tuple(self._spare)) > SPARE_ROWS:
+            with suppress(IndexError):  # another thread has taken the last
+                self._spare.popleft()
 
     @contextmanager
     def watching(self) -> Iterator[Shown]:

@@ -222,6 +222,11 @@ class KVCache(Cache):  # type: ignore[misc]
         return self._extent.length
 
     @property
+    def capacity(self) -> int:
+        """Rows of its largest buffer."""
+        return max(arena.capacity for arena in self._arenas)
+
+    @property
     def pending(self) -> int:
         """Tokens written since the last commit."""
         return self._extent.pending
