@@ -31,7 +31,7 @@ PROBE_CAPACITY = 64
 SPARE_CACHES = 8
 """Buffers of finished sequences that are kept for the next ones, at most."""
 SPARE_ROWS = 8192
-"""Rows that these may have together, but for the latest one: long texts in a batch do not hold memory for good."""
+"""Rows that these may have together, the latest apart: a batch of long texts holds no memory for good."""
 
 __all__ = ["ForwardPass", "HFState", "HFTarget", "ShownState", "TappedState"]
 
