@@ -53,7 +53,13 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def ask(url: str, number: int) -> httpx.Response | Exception:
-    body = {"model": "tiny", "prompt": "the cat", "max_tokens": 24, "seed": number}
+    body = {
+        "model": "tiny",
+        "prompt": "the cat",
+        "max_tokens": 24,
+        "temperature": 0,
+        "user": str(number),
+    }
     try:
         return httpx.post(f"{url}/v1/completions", json=body, timeout=60)
     except httpx.HTTPError as error:

@@ -12,6 +12,7 @@ from foredraft.config import GenerationOptions
 from foredraft.costs import CostTable
 from foredraft.errors import ConfigError
 from foredraft.files import check_writable, write_json
+from foredraft.zoo.shipped import DRAFTERS
 
 if TYPE_CHECKING:
     from foredraft.engine.engine import Engine
@@ -72,7 +73,8 @@ def export_schedule(
         accepted = measure_acceptance(engine, suites, options=options, max_new_tokens=TOKENS)
     context = min(table.target.contexts, key=lambda cached: abs(cached - CONTEXT))
     gains = Gains(table, file.method, accepted, context)
-    config = vllm_config(schedule(gains, file.max_batch), _method_of(engine), drafter)
+    named = None if drafter in DRAFTERS else drafter  # vLLM knows no name of ours
+    config = vllm_config(schedule(gains, file.max_batch), _method_of(engine), named)
     write_json(file.out, config)
     return config
 
