@@ -20,6 +20,7 @@ import pytest
 
 from foredraft.engine.batch import Batch, Progress
 from foredraft.engine.stream import Stream
+from foredraft.serve import server as server_module
 from tests.serve.live import MODEL, PLAIN, Live, engines, live, target, wait_until
 from tests.tiny_folders import save_folder
 
@@ -205,6 +206,23 @@ def test_a_second_signal_or_the_end_of_grace_tells_those_who_wait() -> None:
         wait_until(lambda: not server.service.worker.alive)
         server.server.handle_exit(signal.SIGINT, None)
         assert server.server.force_exit
+
+
+def test_half_a_request_is_told_of_the_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server_module, "CLOSING_S", 1)
+    with live() as server, socket.create_connection(("127.0.0.1", server.server.port)) as half:
+        half.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 99\r\n"
+            b"Content-Type: application/json\r\n\r\n{"
+        )
+        wait_until(lambda: server.server.server_state.tasks)
+        server.server.handle_exit(signal.SIGTERM, None)
+        half.settimeout(20)
+        assert half.recv(4096).startswith(b"HTTP/1.1 503")
+        wait_until(lambda: not server.service.worker.alive)
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 def test_the_command_serves_until_a_signal_and_exits_with_0(tmp_path: Path) -> None:
