@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import socket
@@ -20,6 +21,7 @@ import pytest
 
 from foredraft.engine.batch import Batch, Progress
 from foredraft.engine.stream import Stream
+from foredraft.serve import server as server_module
 from tests.serve.live import MODEL, PLAIN, Live, engines, live, target, wait_until
 from tests.tiny_folders import save_folder
 
@@ -205,6 +207,34 @@ def test_a_second_signal_or_the_end_of_grace_tells_those_who_wait() -> None:
         wait_until(lambda: not server.service.worker.alive)
         server.server.handle_exit(signal.SIGINT, None)
         assert server.server.force_exit
+
+
+def test_a_second_signal_leaves_no_trace(capfd: pytest.CaptureFixture[str]) -> None:
+    with live(rounds=Slow()) as server, ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(server.http.post, CHAT, json={**LONG, "stream": True})
+        wait_until(lambda: server.service.worker.num_running == 1)
+        for _ in range(2):
+            server.server.handle_exit(signal.SIGINT, None)
+        with contextlib.suppress(httpx.HTTPError):
+            answer.result(30)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_half_a_request_is_told_of_the_end(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(server_module, "CLOSING_S", 1)
+    with live() as server, socket.create_connection(("127.0.0.1", server.server.port)) as half:
+        half.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 99\r\n"
+            b"Content-Type: application/json\r\n\r\n{"
+        )
+        wait_until(lambda: server.server.server_state.tasks)
+        server.server.handle_exit(signal.SIGTERM, None)
+        half.settimeout(20)
+        assert half.recv(4096).startswith(b"HTTP/1.1 503")
+        wait_until(lambda: not server.service.worker.alive)
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_the_command_serves_until_a_signal_and_exits_with_0(tmp_path: Path) -> None:

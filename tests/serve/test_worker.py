@@ -151,6 +151,25 @@ def test_reserved_places_are_kept_and_given_back() -> None:
         worker.release(4)
 
 
+def test_a_worker_is_not_idle_while_a_job_waits_begins_or_runs() -> None:
+    """A server that ends asks for it."""
+    told, seen = Told(), list[bool]()
+    begin = told.job.start
+    with working(Batch(target())) as (worker, _):
+
+        def start() -> Stream:
+            seen.append(worker.idle)
+            return begin()
+
+        told.job.start, told.job.tell = start, lambda event: seen.append(worker.idle)
+        assert worker.idle
+        worker.reserve(1)
+        assert not worker.idle
+        worker.submit([told.job])
+        wait_until(lambda: worker.idle)
+    assert seen[:-1] == [False] * (OPTIONS.max_new_tokens + 1)  # and the last thing told is its end
+
+
 def test_a_cancelled_job_leaves_after_the_round_in_progress() -> None:
     gated, first, second, third = Gated(), Told(), Told(), Told()
     with working(gated) as (worker, observer):

@@ -65,7 +65,10 @@ def create_app(service: Service) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         service.start()
-        yield
+        try:
+            yield
+        except asyncio.CancelledError:  # a second signal: nobody waits for the round in progress
+            return
         await asyncio.to_thread(service.stop)
 
     app = FastAPI(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import time
@@ -10,8 +11,9 @@ from collections.abc import Collection, Sequence
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from foredraft.serve.errors import ApiError
+from foredraft.serve.errors import ApiError, as_api_error
 from foredraft.serve.metrics import Metrics
+from foredraft.serve.worker import ShuttingDownError
 
 CLIENT_LEFT = 499
 """Counted for a response that nobody waited for."""
@@ -60,6 +62,10 @@ class Gate:
                 await refusal.response()(scope, receive, noted)
             else:
                 await self._app(scope, self._limited(receive), noted)
+        except asyncio.CancelledError:  # the server ends: whoever sent half a request is told
+            if status == CLIENT_LEFT:
+                ending = ShuttingDownError("the server is shutting down; ask another one")
+                await as_api_error(ending).response()(scope, receive, noted)
         finally:
             path = getattr(scope.get("route"), "path", "other")
             self._metrics.responded(path, status, time.perf_counter() - started)

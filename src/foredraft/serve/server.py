@@ -75,7 +75,7 @@ class DrainingServer(uvicorn.Server):
             worker = self._service.worker
             if time.monotonic() > self._drain_until:
                 worker.abort()  # which tells those who wait
-            self.should_exit |= not (worker.num_running or worker.num_waiting)
+            self.should_exit |= worker.idle
         return await super().on_tick(counter)
 
 

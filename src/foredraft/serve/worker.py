@@ -132,6 +132,12 @@ class Worker:
         return self._thread.is_alive()
 
     @property
+    def idle(self) -> bool:
+        """Whether there is no job, waiting or running, and no reserved place. Jobs that move are seen."""
+        with self._changed:
+            return not (self._reserved or self._waiting or self._running)
+
+    @property
     def num_waiting(self) -> int:
         """Jobs that have not begun, reserved places included."""
         return len(self._waiting) + self._reserved
