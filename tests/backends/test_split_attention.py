@@ -17,8 +17,9 @@ from foredraft.backends.split_attention import context_rows, mark_context
 from foredraft.backends.tree_attention import Topology, TreeMasks
 from tests.tiny_models import tiny_gemma3, tiny_llama
 
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
-"""Two partial softmaxes are summed where one was; in bfloat16 each part is rounded before the join."""
+TOLERANCE = {torch.float32: 3e-5, torch.bfloat16: 2e-2}
+"""Two partial softmaxes are summed where one was, of scores up to some hundreds; in bfloat16 each part is
+rounded before the join."""
 PARENTS = (-1, 0, 0, 1, 1, 2)
 
 
