@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from foredraft.bench.trace.watch import Watch, watched
+from foredraft.engine.trace.watch import Watch, watched
 
 from foredraft import Engine, GenerationOptions, load
 from foredraft.backends.hf import HFTarget

