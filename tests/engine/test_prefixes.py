@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from foredraft.engine.trace.watch import Watch, watched
 
 from foredraft import Engine, GenerationOptions, load
 from foredraft.backends.hf import HFTarget
@@ -18,6 +17,7 @@ from foredraft.backends.prefix_cache import MEGABYTE
 from foredraft.backends.table import TableModel
 from foredraft.drafters.eagle.drafter import EagleDrafter
 from foredraft.engine.prefixes import keep_prefixes, prefix_counts
+from foredraft.engine.trace.watch import Watch, watched
 from foredraft.errors import ConfigError
 from foredraft.methods import parse_method
 from foredraft.policies.fixed import FixedPolicy
