@@ -334,7 +334,7 @@ def test_one_word_repeated_48_times(name: str, token: int) -> None:
 
 
 def test_one_word_repeated_48_times_in_bfloat16() -> None:
-    """Case 2: what differs, where rounding differs at all, is a tie: by the last pass or by rows of the cache."""
+    """Case 2: what differs, if anything does here, is a tie: by the last pass or by rows of the cache."""
     target, options = HFTarget(endless(tiny_bf16_llama())), GREEDY.replace(max_new_tokens=32)
     kinds = set()
     for drafter in (NgramDrafter(2, 5), DraftModelDrafter(target)):

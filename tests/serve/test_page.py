@@ -117,6 +117,7 @@ def test_the_tree_of_each_round_is_drawn(page_server: Live, opened: Open) -> Non
     assert all(re.match(r"p \S+%  q \S+%$", text) for text in odds[1:7])
     assert page.locator(".round.looked").get_attribute("data-round") == "0"
     page.click("#table-box summary")
+    page.wait_for_selector("#table tbody tr")
     assert page.locator("#table tbody tr").count() == 6
     page.locator(".round").nth(1).click()
     assert shown.text("#round-title") == f"Round 2 of {count}"
