@@ -16,7 +16,6 @@ from foredraft.backends.hf import HFTarget
 from foredraft.backends.hf_facts import vocab_size
 from foredraft.engine.engine import Engine
 from foredraft.engine.load import load
-from foredraft.engine.prefixes import prefix_caches
 from foredraft.errors import ConfigError, suggestion
 from foredraft.protocols import Drafter, Policy, Verifier
 from foredraft.verifiers import verifier as make_verifier
@@ -92,24 +91,6 @@ class _Loaded:
     target: HFTarget
     facts: tuple[Any, ...]
     engines: dict[str | None, Engine] = field(default_factory=dict)
-    weights: tuple[Any, ...] = ()
-    """Those of the last call whose rows may be kept."""
-
-    def forget_others(self, engine: Engine) -> None:
-        """Forget rows of texts if the weights have changed since they were made."""
-        caches = prefix_caches(engine)
-        if not caches:
-            return
-        weights = _state_of(self.target.model)
-        if weights != self.weights:
-            self.weights = weights
-            for cache in caches:
-                cache.clear()
-
-
-def _state_of(model: Any) -> tuple[Any, ...]:
-    """Changes when a parameter of the model is written, or gets other numbers."""
-    return tuple((p.data_ptr(), 0 if p.is_inference() else p._version) for p in model.parameters())
 
 
 class Engines:
@@ -136,9 +117,7 @@ class Engines:
                 self._loaded[model] = loaded
             if method not in loaded.engines:
                 loaded.engines[method] = self._choice.engine(loaded.target, method)
-            engine = loaded.engines[method]
-            loaded.forget_others(engine)
-            return engine
+            return loaded.engines[method]
 
 
 _modes = threading.Lock()
