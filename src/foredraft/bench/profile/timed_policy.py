@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from foredraft.bench.profile.stopwatch import Stopwatch
 from foredraft.protocols import (
     Candidates,
+    Company,
+    CompanyState,
     DraftLimits,
     FeaturePolicy,
     Frontier,
@@ -67,6 +69,11 @@ class TimedPolicyState:
 
     def __init__(self, state: PolicyState, watch: Stopwatch) -> None:
         self._state, self._watch = state, watch
+
+    def join(self, company: Company) -> None:
+        """Passed on to a policy that heeds it."""
+        if isinstance(self._state, CompanyState):
+            self._state.join(company)
 
     def plan(self, limits: DraftLimits, text: Sequence[int]) -> DraftLimits:
         """Passed on."""
