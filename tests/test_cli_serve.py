@@ -68,6 +68,13 @@ def test_what_cannot_be_is_refused_in_one_sentence(
     assert named in complaint("--model", folder, *arguments)
 
 
+@pytest.mark.parametrize("blank", ["", " ", "\n"])
+def test_a_blank_key_does_not_open_the_server(blank: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a script gives it whose own variable is unset."""
+    monkeypatch.setenv("FOREDRAFT_API_KEY", blank)
+    assert "FOREDRAFT_API_KEY is set and holds no key" in complaint()
+
+
 def test_a_drafter_that_no_method_uses_is_refused(folder: Path, draft_folder: Path) -> None:
     words = ("--model", folder, "--methods", "ngram", "--drafter", draft_folder)
     assert "not used" in complaint(*words)

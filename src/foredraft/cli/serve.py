@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import ipaddress
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 LIMITS = ServeSettings(model_name="any")
 """Its defaults."""
+KEYS = "FOREDRAFT_API_KEY"
 NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
 
 
@@ -43,9 +45,7 @@ def serve(
     ] = None,
     api_key: Annotated[
         list[str] | None,
-        typer.Option(
-            envvar="FOREDRAFT_API_KEY", help="Opens the server; may be given several times."
-        ),
+        typer.Option(envvar=KEYS, help="Opens the server; may be given several times."),
     ] = None,
     max_batch: Annotated[
         int, typer.Option(help="Answers decoded at the same time.")
@@ -74,6 +74,7 @@ def serve(
     """Serve a model to OpenAI's clients: chats and texts, streamed or whole, with the same words sooner."""
     with clear_failures():
         _check_installed()
+        _refuse_blank_keys(api_key)
         _check_host(host)
         settings = ServeSettings(
             model_name=_name_of(model) if served_name is None else served_name,
@@ -111,6 +112,13 @@ def _check_host(host: str) -> None:
         raise ConfigError(
             f"host={host!r} is not allowed; give an address, or 0.0.0.0 for all of them"
         )
+
+
+def _refuse_blank_keys(given: list[str] | None) -> None:
+    """A blank variable is a mistake in a script, and not the wish for a server that is open to all."""
+    value = os.environ.get(KEYS)
+    if value is not None and not value.strip() and not given:
+        raise ConfigError(f"{KEYS} is set and holds no key; set it to a secret, or unset it")
 
 
 def _name_of(model: str) -> str:
